@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -237,7 +236,8 @@ func (c *Client) operate(ctx context.Context, doing, name string) (protocol.Keys
 // infoOf parses a snapshot. Anything that can write to Redis may have written it, so infoOf
 // does not assume that any part of it is well-formed.
 func infoOf(name string, s *protocol.Snapshot) Info {
-	info := Info{Name: name, Queue: s.Length, Servers: s.Servers, Answered: s.Answered, Behind: s.Behind}
+	waiting, number := s.Waiting()
+	info := Info{Name: name, Queue: number, Servers: s.Servers, Answered: s.Answered, Behind: s.Behind}
 	granted, since := protocol.ParseMeta(s.Meta)
 	info.Token = max(granted, s.Last)
 	switch id, err := protocol.ParseID(s.Value); {
@@ -270,20 +270,13 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 	default:
 		info.Owners = []Owner{{Client: id.Label, TTL: s.Left, Since: since, Token: granted}}
 	}
-	waits := map[string]bool{}
-	for _, entry := range slices.Backward(s.Queue) {
+	for _, request := range waiting {
 		w := Waiter{}
-		if id, err := protocol.ParseID(entry); err == nil {
-			if waits[id.Client] { // an earlier request, whose cancel has not arrived yet
-				info.Queue--
-				continue
-			}
-			waits[id.Client] = true
+		if id, err := protocol.ParseID(request); err == nil {
 			w = Waiter{Client: id.Label, Shared: id.Mode == protocol.Shared}
 		}
 		info.Waiting = append(info.Waiting, w)
 	}
-	slices.Reverse(info.Waiting)
 	return info
 }
 

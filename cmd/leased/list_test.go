@@ -214,6 +214,37 @@ func TestTopShowsQueuesAndHowLongTheyWereSeen(t *testing.T) {
 	}
 }
 
+// A client that gives up and asks again has two requests in the queue until the cancel of the first has arrived.
+func TestTopCountsOnlyTheLastRequestOfAWaitingClient(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	rdb := redistest.MiniClient(t, m)
+	take(t, rdb, "", "busy")
+	other, err := leased.New(rdb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits(t, other, "busy")
+	const queue = "busy:{busy}:queue"
+	until(t, "the waiter queues", func() bool { return m.Exists(queue) })
+	who, err := protocol.ParseID(rdb.ZRange(t.Context(), queue, 0, 0).Val()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	earlier := protocol.NewRequest(who.Client, protocol.Exclusive, time.Minute, false, protocol.Unproved, protocol.Origin{}).ID
+	for key, score := range map[string]float64{queue: 0, "busy:{busy}:waiters": float64(time.Now().Add(time.Hour).UnixMilli())} {
+		if err := rdb.ZAdd(t.Context(), key, redis.Z{Score: score, Member: earlier}).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	top := newTop(rdb, "", "*")
+	if summary, rows, _ := picture(t, top); summary != "1 lock held or waited for, 1 process waiting" || rows["busy"][3] != "1" {
+		t.Errorf("it shows %q: %s", rows["busy"], summary)
+	}
+	if seen := top.locks["busy"].waiting; len(seen) != 1 {
+		t.Errorf("it takes the wait from %d requests", len(seen))
+	}
+}
+
 func TestInAPipeNothingIsColoredOrRewritten(t *testing.T) {
 	m := redistest.MiniTCP(t)
 	take(t, redistest.MiniClient(t, m), "", "a")

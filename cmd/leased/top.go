@@ -280,7 +280,8 @@ func (w *watched) class() int {
 
 // look takes over what Redis says, none of which is assumed to be well-formed.
 func (w *watched) look(s *protocol.Snapshot, turn int, now time.Time) {
-	w.looked, w.waited, w.left, w.queue, w.since = turn, false, s.Left, s.Length, time.Time{}
+	requests, number := s.Waiting()
+	w.looked, w.waited, w.left, w.queue, w.since = turn, false, s.Left, number, time.Time{}
 	var info leased.Info
 	id, err := protocol.ParseID(s.Value)
 	switch {
@@ -304,8 +305,8 @@ func (w *watched) look(s *protocol.Snapshot, turn int, now time.Time) {
 	case w.freed == 0:
 		w.freed = turn
 	}
-	waiting := make(map[string]time.Time, len(s.Queue))
-	for _, id := range s.Queue {
+	waiting := make(map[string]time.Time, len(requests))
+	for _, id := range requests {
 		waiting[id] = now
 		if first, seen := w.waiting[id]; seen {
 			waiting[id] = first

@@ -939,7 +939,7 @@ var mutants = []mutant{
 	{"a quorum: new servers that vote together are a reason to warn", "internal/quorum/report.go", " && !mayBeNew", " && (!mayBeNew || true)", "NewServersThatVote"},
 	{"a quorum: ForceUnlock counts owners that had unlocked", "internal/quorum/operator.go", "		if gone {\n", "		if gone || true {\n", "OwnersThatUnlockMeanwhile"},
 	{"a quorum: of two owners that equally many servers name, Inspect shows the one that answered last", "internal/quorum/report.go", "precedes(&sn, &most[0])", "sn.Value != \"\"", "TestWhatServersShow"},
-	{"Inspect counts a client twice whose first request is being canceled", "inspect.go", "			if waits[id.Client] {", "			if false {", "OnlyTheLastRequest"},
+	{"Inspect counts a client twice whose first request is being canceled", "internal/protocol/command.go", "			if clients[id.Client] {", "			if false {", "OnlyTheLastRequest"},
 	{"a wait that was given up has the events of the hold", "internal/lockstate/eventlog.go", "	e.entered = true\n", "", "HasNoEventOfTheHold"},
 	{"a lock that is passed on during a question counts as idle", "internal/lockstate/lock.go", " && !busy && g.idleTill != 0\n", " && !busy\n", "DuringAQuestionWasNotIdle"},
 	{"a quorum: Inspect shows the longest queue", "internal/quorum/report.go", "median := byLength[(len(byLength)-1)/2]", "median := byLength[0]", "TestTheQueueOfAQuorum"},

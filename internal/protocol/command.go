@@ -3,6 +3,7 @@
 package protocol
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -196,6 +197,23 @@ type Snapshot struct {
 	// this owner, and the highest last token that any of them reported.
 	Servers, Answered, Behind int
 	Last                      uint64
+}
+
+// Waiting returns the requests of Queue in their order, and how many wait in the whole queue. Of each client it
+// returns and counts only the last one that is in Queue: the cancel of an earlier one has not arrived yet.
+func (s *Snapshot) Waiting() (requests []string, number int) {
+	clients := map[string]bool{}
+	for _, request := range slices.Backward(s.Queue) {
+		if id, err := ParseID(request); err == nil {
+			if clients[id.Client] {
+				continue
+			}
+			clients[id.Client] = true
+		}
+		requests = append(requests, request)
+	}
+	slices.Reverse(requests)
+	return requests, s.Length - (len(s.Queue) - len(requests))
 }
 
 // EmptyValue stands in a Snapshot for a key whose value is the empty string, so that it does not look free.

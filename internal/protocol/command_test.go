@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -26,6 +27,22 @@ func TestTheValueOfMetaIsParsedAsFarAsItIsWellFormed(t *testing.T) {
 		if token, stored := ParseMeta(meta); token != want.token || !stored.Equal(want.at) {
 			t.Errorf("%q: %d at %v", meta, token, stored)
 		}
+	}
+}
+
+func TestOfAClientThatWaitsOnlyTheLastRequestCounts(t *testing.T) {
+	request := func(client string, m Mode) string {
+		return NewRequest(client, m, time.Minute, false, Unproved, Origin{}).ID
+	}
+	a, b := NewClientID("same"), NewClientID("same")
+	first, second, third, last := request(a, Exclusive), request(b, Shared), request(a, Exclusive), request(a, Shared)
+	s := Snapshot{Queue: []string{"not ours", first, second, third, "not ours", last}, Length: 1006}
+	requests, number := s.Waiting()
+	if want := []string{"not ours", second, "not ours", last}; !slices.Equal(requests, want) || number != 1004 {
+		t.Errorf("%d wait, and the first of them are %q, want %q", number, requests, want)
+	}
+	if requests, number := new(Snapshot).Waiting(); len(requests) > 0 || number != 0 {
+		t.Errorf("in no queue %d wait, %q", number, requests)
 	}
 }
 
