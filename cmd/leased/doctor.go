@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -205,10 +206,7 @@ func roleFinding(info map[string]string, isCluster bool) finding {
 		return finding{verdictBad, "role", "one of several masters (KeyDB's active replication)", "Each of them gives locks without asking the others: " +
 			"then two processes own one.", "set active-replica no"}
 	}
-	mode := info["redis_mode"]
-	if mode == "" {
-		mode = "standalone"
-	}
+	mode := cmp.Or(info["redis_mode"], info["server_mode"], "standalone") // the second is Valkey's
 	if mode == "cluster" && !isCluster {
 		return finding{verdictBad, "role", "one node of a Cluster", "It refuses the locks whose slots other nodes serve.", "add --cluster"}
 	}

@@ -795,6 +795,7 @@ func TestDoctorNamesTheServerAndItsRole(t *testing.T) {
 		{map[string]string{"redis_version": "4.0.14", "role": "master"}, "bad", "Redis 4.0.14", "ok"},
 		{map[string]string{"role": "master"}, "?", "Redis", "ok"},
 		{map[string]string{"redis_version": "8.6.3", "role": "master", "redis_mode": "cluster"}, "ok", "Redis 8.6.3", "bad"},
+		{map[string]string{"redis_version": "7.2.4", "valkey_version": "9.1.2", "role": "master", "server_mode": "cluster"}, "ok", "Valkey 9.1.2", "bad"},
 	} {
 		version, role := versionFinding(c.info), roleFinding(c.info, false)
 		if version.verdict != c.version || strings.TrimSpace(version.found) != c.named || role.verdict != c.role {

@@ -1047,7 +1047,7 @@ func TestAWaitThatRedisCausesIsToldOnce(t *testing.T) {
 	var out, errs shared
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	begin(t, cmd)
-	const want = `leased: still waiting for lock "job"; Redis is not granting it: its memory is full: raise maxmemory, or free memory (OOM `
+	const want = `leased: still waiting for lock "job"; Redis is not granting it: its memory is full: raise maxmemory, or free memory (`
 	until(t, "the run says what is wrong", func() bool { return strings.HasPrefix(errs.String(), want) })
 	if err := in.Client().ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
 		t.Fatal(err)
