@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"net/http"
 	"time"
 
@@ -35,9 +36,10 @@ func (s *shop) serveBuy(w http.ResponseWriter, r *http.Request) {
 	case err == nil:
 		fmt.Fprintln(w, "sold")
 	case errors.Is(err, errSoldOut):
-		http.Error(w, err.Error(), http.StatusGone)
+		http.Error(w, "sold out", http.StatusGone)
 	default:
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		log.Print(err) // which may name servers and users: not for the buyer
+		http.Error(w, "try again later", http.StatusServiceUnavailable)
 	}
 }
 

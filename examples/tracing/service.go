@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"os"
@@ -141,8 +142,10 @@ func (s *shop) order(w http.ResponseWriter, r *http.Request) {
 	case errors.Is(err, errSoldOut):
 		http.Error(w, "sold out", http.StatusConflict)
 	case errors.Is(err, leased.ErrNotAcquired):
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		log.Printf("%s: %v", s.instance, err) // not for the customer: it may name servers
+		http.Error(w, "try again later", http.StatusServiceUnavailable)
 	default:
-		http.Error(w, err.Error(), http.StatusInternalServerError)
+		log.Printf("%s: %v", s.instance, err)
+		http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
 	}
 }
