@@ -973,7 +973,7 @@ func TestThatNoSentinelCanBeReachedIsSaid(t *testing.T) {
 	t.Parallel()
 	for want, sentinels := range map[string][]string{
 		"all sentinels specified in configuration are unreachable": {"127.0.0.1:1", "127.0.0.1:1"},
-		"it is no Sentinel": {redistest.Server(t).Addr, "127.0.0.1:1"},
+		"it is not a Sentinel": {redistest.Server(t).Addr, "127.0.0.1:1"},
 	} {
 		rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: sentinels,
 			ReadTimeout: 2 * time.Second, MaxRetries: -1, DialerRetries: 1})

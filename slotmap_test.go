@@ -149,7 +149,7 @@ func TestVirtualTheNextMoveOfASlotIsAnother(t *testing.T) {
 		}
 		time.Sleep(movingTime)
 		if moves("x") || !moves("y") {
-			t.Error("a slot that goes on moving is no outage, or one that has just begun is one")
+			t.Error("a slot that goes on moving is not an outage, or one that has just begun is")
 		}
 		time.Sleep(time.Minute)
 		if !moves("x") {

@@ -42,7 +42,7 @@ func TestTraceOfAWaitThatRedisOrCloseRefuses(t *testing.T) {
 		c := newClient(t, s, leased.WithTracerProvider(r))
 		s.rdb.LPush(context.Background(), "list", "x")
 		if _, err := c.Mutex("list").LockContext(r.under(t, "refused")); err == nil {
-			t.Error("a list is no lock")
+			t.Error("a list is not a lock")
 		}
 		synctest.Wait()
 		refused := r.last(t, "leased.wait")
@@ -191,7 +191,7 @@ func TestTraceShowsForHowLongUnlockWaitedForRedis(t *testing.T) {
 			t.Errorf("it took %v from %v on, and the hold ended %v", took, release.StartTime, hold.EndTime)
 		}
 		if release.Parent.SpanID() != hold.SpanContext.SpanID() {
-			t.Error("it is no child of the hold")
+			t.Error("it is not a child of the hold")
 		}
 		has(t, release, "leased.lock", "x", "leased.owner", "me", "leased.hold.outcome", "released", "leased.token", int64(l.Token()))
 		noError(t, release)

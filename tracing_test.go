@@ -93,7 +93,7 @@ func events(s tracetest.SpanStub) (names []string) {
 func noError(t *testing.T, s tracetest.SpanStub) {
 	t.Helper()
 	if s.Status.Code != codes.Unset {
-		t.Errorf("contention is no error: %v", s.Status)
+		t.Errorf("contention is not an error: %v", s.Status)
 	}
 }
 
@@ -155,7 +155,7 @@ func TestTraceOfAFreeLockHasAWaitAndAHoldUnderTheCallersSpan(t *testing.T) {
 			t.Errorf("the hold begins %v before the wait ends", wait.EndTime.Sub(hold.StartTime))
 		}
 		if w := r.last(t, "work"); w.Parent.SpanID() != hold.SpanContext.SpanID() {
-			t.Error("what is done under the lease is no child of the hold")
+			t.Error("what is done under the lease is not a child of the hold")
 		}
 	})
 }
@@ -616,7 +616,7 @@ func TestTraceParentOfWorkInDoAndWith(t *testing.T) {
 		}
 		synctest.Wait()
 		if inDo != r.last(t, "leased.hold").SpanContext.SpanID() {
-			t.Error("work in Do is no child of the hold")
+			t.Error("work in Do is not a child of the hold")
 		}
 
 		l := lockUnder(t, ctx, c.Mutex("x"))
@@ -629,10 +629,10 @@ func TestTraceParentOfWorkInDoAndWith(t *testing.T) {
 		unlock(t, l)
 		synctest.Wait()
 		if inSame != r.last(t, "leased.hold").SpanContext.SpanID() {
-			t.Error("work in With(the context of LockContext) is no child of the hold")
+			t.Error("work in With(the context of LockContext) is not a child of the hold")
 		}
 		if inOther != trace.SpanFromContext(other).SpanContext().SpanID() {
-			t.Error("work in With(the context of another request) is no child of that request")
+			t.Error("work in With(the context of another request) is not a child of that request")
 		}
 	})
 }

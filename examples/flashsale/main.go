@@ -127,7 +127,7 @@ func serve(ctx context.Context, o options) (err error) {
 	}()
 	options, err := redis.ParseURL(o.redis)
 	if err != nil {
-		return errors.New("-redis is no URL such as redis://localhost:6379/0") // err quotes parts of it, perhaps a password
+		return errors.New("-redis is not a URL such as redis://localhost:6379/0") // err quotes parts of it, perhaps a password
 	}
 	options.ContextTimeoutEnabled = true // the locks bound every command by its context
 	rdb := redis.NewClient(options)

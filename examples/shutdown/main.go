@@ -56,7 +56,7 @@ func run(ctx context.Context, address, listen string) error {
 		return errors.Join(err, locks.Close(), rdb.Close())
 	}
 	fmt.Println("listening on", listener.Addr())
-	fmt.Printf("try: curl -d for=10s http://%s/work, and end this program meanwhile\n", listener.Addr())
+	fmt.Printf("try: curl -d for=10s http://%s/work, and end this program before it answers\n", listener.Addr())
 	server := &http.Server{Handler: routes(locks), ReadHeaderTimeout: 5 * time.Second}
 	failed := make(chan error, 1)
 	// Owned by run, ended by server.Shutdown or a failure, waited for through failed.

@@ -114,7 +114,7 @@ func TestMistakesAreToldWithWhatToDo(t *testing.T) {
 		{"--jaeger http://localhost:16686", "needs --otlp"},
 		{"--otlp localhost:4318 --keep", "there is none"},
 		{"--otlp localhost:4318 --save x", "--jaeger"},
-		{"--otlp localhost:4318 --redis http://x", "no Redis URL"},
+		{"--otlp localhost:4318 --redis http://x", "not a Redis URL"},
 		{"--nonsense", "nonsense"},
 		{"now", `"now"`},
 	} {

@@ -25,7 +25,7 @@ func (silence) Printf(context.Context, string, ...any) {}
 func connect(ctx context.Context, rawURL string) (*redis.Client, error) {
 	options, err := redis.ParseURL(rawURL)
 	if err != nil {
-		return nil, usagef("--redis is no Redis URL such as redis://localhost:6379/0") // err quotes parts of it, perhaps a password
+		return nil, usagef("--redis is not a Redis URL such as redis://localhost:6379/0") // err quotes parts of it, perhaps a password
 	}
 	options.ContextTimeoutEnabled = true // the locks bound every command by its context
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}

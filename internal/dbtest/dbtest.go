@@ -16,11 +16,11 @@ import (
 	"time"
 )
 
-// lacking skips the test for a reason, or fails it when the variable forbids to skip.
+// lacking skips the test for a reason, or fails it when the variable forbids skipping.
 func lacking(t *testing.T, variable string, why any) {
 	t.Helper()
 	if os.Getenv(variable) == "1" {
-		t.Fatalf("%v; %s=1 forbids to skip this test", why, variable)
+		t.Fatalf("%v; %s=1 forbids skipping this test", why, variable)
 	}
 	t.Skip(why)
 }

@@ -834,7 +834,7 @@ var mutants = []mutant{
 	{"a grant that too few replicas have stays", "internal/redisserver/replicas.go", "		err = &unconfirmedGrant{err}\n", "", "Replica"},
 	{"a lease that a sleep ended is said not to have been renewed", "internal/lockstate/timers.go", "			why = Slept\n", "", "TestALeaseThatASleepEnds"},
 	{"a lease that was not renewed is said to have ended by a sleep", "internal/lockstate/timers.go", "< window(g.ttl())/2 {", "< window(g.ttl()) {", "TestALeaseThatASleepEnds"},
-	{"a token that is no time is said to be one", "inspect.go", "if reader.Token <= s.Clock || s.Servers > 0 {", "if true {", "TestSinceWhen"},
+	{"a token that is not a time is said to be one", "inspect.go", "if reader.Token <= s.Clock || s.Servers > 0 {", "if true {", "TestSinceWhen"},
 	{"a request that is made anew again and again fills the log of its caller", "internal/lockstate/eventlog.go", "		return e.has(EventQueuedInRedis)\n", "		return false\n", "NotConfirmedAgainAndAgain"},
 	{"after many errors it is not told that others are ahead", "internal/lockstate/eventlog.go", "		return e.has(EventQueuedInRedis)\n", "		return true\n", "ToldAfterAnyNumberOfErrors"},
 	{"locks that were renewed together are kept", "watchdog.go", "		clear(due) // it must keep no lock that is not in use anymore\n", "", "RenewedAndUnlocked"},

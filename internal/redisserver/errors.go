@@ -113,7 +113,7 @@ func lacking(err error) (text string, missing bool) {
 		{"write commands not allowed after non deterministic", // Redis 5 and 6
 			"its scripts may not write once they have read the clock; set lua-replicate-commands to yes, or use Redis 7 or later"},
 		{"not allowed from script", // also "... from scripts"
-			"it refuses a command inside scripts, of which TIME is needed on every server; use one that allows it"},
+			"it does not let scripts call a command that they need, such as TIME; use a server that does"},
 		{"unknown redis command called from", // a script, or "Lua script"; Valkey 8 does not say "redis"
 			"it does not know a command that the scripts call; use Redis 6.2 or later, or Valkey"},
 		{"unknown command called from",
@@ -133,8 +133,8 @@ func lacking(err error) (text string, missing bool) {
 		{"unauthenticated", // Redis refuses long commands before it asks for a password
 			"it requires a password; set Password in the client's options"},
 		{"cluster support disabled", "it is not part of a Cluster; use redis.NewClient"},
-		{"unknown command 'sentinel", "it is no Sentinel; name the Sentinels' own addresses, or use redis.NewClient"},
-		{"unknown command `sentinel", "it is no Sentinel; name the Sentinels' own addresses, or use redis.NewClient"},
+		{"unknown command 'sentinel", "it is not a Sentinel; name the Sentinels' own addresses, or use redis.NewClient"},
+		{"unknown command `sentinel", "it is not a Sentinel; name the Sentinels' own addresses, or use redis.NewClient"},
 		{"unknown subcommand 'maint_notifications'", noNotifications},
 		{"wrong number of arguments for 'maint_notifications'", noNotifications}, // before Redis 7
 		{"failed to enable maintnotifications: server does not support", noNotifications},

@@ -158,7 +158,7 @@ func TestAReadOnlyServerThatIsBehindGivesNoAnswer(t *testing.T) {
 			t.Errorf("%s was answered, error %v", what, err)
 		}
 		if err != nil && !IsServerReply(err) {
-			t.Errorf("%s: %v is no answer of Redis", what, err)
+			t.Errorf("%s: %v is not an answer from Redis", what, err)
 		}
 	}
 	for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {

@@ -120,7 +120,7 @@ func (in *Instance) awaitSync() {
 	in.helper()
 	await(in.tb, in.Addr+" in step with its primary", func() error {
 		if in.role() != "slave" {
-			return fmt.Errorf("it is no replica")
+			return fmt.Errorf("it is not a replica")
 		}
 		info, err := in.ask("INFO", "replication")
 		if err != nil {

@@ -111,7 +111,7 @@ func need(tb testing.TB) string {
 	switch {
 	case err == nil:
 	case os.Getenv("LEASED_REQUIRE_REDIS") == "1":
-		tb.Fatalf("%v; LEASED_REQUIRE_REDIS=1 forbids to skip this test", err)
+		tb.Fatalf("%v; LEASED_REQUIRE_REDIS=1 forbids skipping this test", err)
 	default:
 		tb.Skip(err)
 	}
@@ -280,7 +280,7 @@ func (in *Instance) Close() {
 func (in *Instance) refuseShared(what string) bool {
 	in.helper()
 	if in.shared {
-		in.fail(fmt.Errorf("redistest: will not %s the server that other tests use: take Server", what))
+		in.fail(fmt.Errorf("redistest: will not %s the server that other tests use: use Server", what))
 	}
 	return in.shared
 }

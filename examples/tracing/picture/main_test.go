@@ -37,7 +37,7 @@ func TestThePictureIsDrawnFromTheAnswerThatWasKept(t *testing.T) {
 		if _, err := in.Token(); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
-			t.Fatalf("the picture is no XML: %v", err)
+			t.Fatalf("the picture is not XML: %v", err)
 		}
 	}
 }

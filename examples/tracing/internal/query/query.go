@@ -116,7 +116,7 @@ func (j Jaeger) ask(ctx context.Context, question url.Values) (*Answer, []byte, 
 func Parse(text []byte) (*Answer, error) {
 	var answer Answer
 	if err := json.Unmarshal(text, &answer); err != nil {
-		return nil, fmt.Errorf("this is no answer of Jaeger's: %w", err)
+		return nil, fmt.Errorf("this is not an answer from Jaeger: %w", err)
 	}
 	if len(answer.Errors) > 0 {
 		return nil, fmt.Errorf("refused by Jaeger: %s", answer.Errors[0].Msg)
