@@ -31,7 +31,7 @@ func benchCommand(std streams) *cobra.Command {
 		}),
 	}
 	at.bindOne(c)
-	c.Flags().DurationVar(&length, "for", time.Second, "`DURATION` of each of the four measurements (default 1s)")
+	c.Flags().DurationVar(&length, "for", time.Second, "`DURATION` of each of the four measurements")
 	return c
 }
 

@@ -84,7 +84,7 @@ func (a *address) bindServer(c *cobra.Command, usage string) {
 			return usagef("--cert needs --key, and --key needs --cert")
 		}
 		if a.quarantine != 0 && !a.Quorum {
-			return usagef("--quarantine is of the servers of a --quorum, so it needs that flag")
+			return usagef("--quarantine is for the servers of a quorum, so it needs --quorum")
 		}
 		return nil
 	}

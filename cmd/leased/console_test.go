@@ -129,7 +129,7 @@ func TestUnlockAsksOnATerminal(t *testing.T) {
 	console.awaits("[y/N]")
 	m.Set("job", "another's")
 	console.types("y\n")
-	console.awaits("the owner is another one now")
+	console.awaits("the lock has another owner now")
 	if !m.Exists("job") {
 		t.Errorf("who came while the question was open was evicted: %s", console.seen.String())
 	}

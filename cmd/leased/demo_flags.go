@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -62,10 +63,10 @@ func (o *demoOptions) bind(c *cobra.Command) {
 	// The environment is not consulted: a demonstration is no reason to write to somebody's Redis.
 	o.at.bindServer(c, "`ADDRESS` of a real server; the default is one inside this program")
 	f := c.Flags()
-	f.IntVar(&o.workers, "workers", 5, "`N` processes (default 5)")
-	f.IntVar(&o.buyers, "buyers", 10, "`N` buyers in each process (default 10)")
-	f.IntVar(&o.stock, "stock", 10, "`N` pieces to sell (default 10)")
-	f.DurationVar(&o.ttl, "ttl", usualTTL, "`DURATION` of a lease (default 30s, with --kill 2s, with --quorum 6s)")
+	f.IntVar(&o.workers, "workers", 5, "`N` processes")
+	f.IntVar(&o.buyers, "buyers", 10, "`N` buyers in each process")
+	f.IntVar(&o.stock, "stock", 10, "`N` pieces to sell")
+	f.DurationVar(&o.ttl, "ttl", usualTTL, fmt.Sprintf("`DURATION` of a lease; without this flag, %v with --kill and %v with --quorum", killTTL, quorumTTL))
 	f.BoolVar(&o.kill, "kill", false, "kill a process while it is inside the lock")
 	f.BoolVar(&o.quorum, "quorum", false, "the lock is on five servers, two of which die and come back empty")
 	f.BoolVar(&o.fence, "fence", false, "two owners at once, without fencing tokens and with them")

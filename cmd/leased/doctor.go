@@ -304,7 +304,7 @@ func clockFinding(ctx context.Context, node redis.Cmdable) (finding, clockLead) 
 	there, err := node.Time(ctx).Result()
 	took := time.Since(before)
 	if err != nil {
-		return finding{verdictBad, "clock", "TIME is refused: " + err.Error(), "Scripts of locks call it.", "allow +time"}, clockLead{}
+		return finding{verdictBad, "clock", "TIME is refused: " + err.Error(), "The scripts of locks call it.", "allow +time"}, clockLead{}
 	}
 	ahead := there.Sub(before.Add(took / 2))
 	f := finding{verdictOK, "clock", fmt.Sprintf("%s, %s this machine's", instant(there), aheadText(ahead, took)), "", ""}
@@ -317,7 +317,7 @@ func clockFinding(ctx context.Context, node redis.Cmdable) (finding, clockLead) 
 	return f, clockLead{ahead - took/2, ahead + took/2, true}
 }
 
-const keepClocks = "have all servers keep their clocks by NTP"
+const keepClocks = "synchronize the clocks of all servers by NTP"
 
 // clocksFinding compares the clocks of the masters of a Cluster.
 func clocksFinding(leads []clockLead) finding {

@@ -30,7 +30,7 @@ func quorumPersistenceFinding(ctx context.Context, node redis.Cmdable, prefix st
 		"The key " + strconv.Quote(protocol.MarkKey(prefix)) + " says that this is a server of a quorum. After a crash it would be back without its newest locks, and vote at once: " +
 			"then two processes can own one lock.",
 		`set appendonly yes, appendfsync always and no-appendfsync-on-rewrite no; or appendonly no and save "", and delete dump.rdb: a server without data ` +
-			"does not vote until its quarantine is over. If it is of no quorum anymore, delete that key"}
+			"does not vote until its quarantine is over. If it no longer belongs to a quorum, delete that key"}
 	pauses := value["no-appendfsync-on-rewrite"] == "yes"
 	switch snapshots := value["save"]; {
 	case value["appendonly"] == "yes" && pauses:

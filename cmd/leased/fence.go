@@ -279,7 +279,7 @@ func (s fenceStep) text(screen *screen) string {
 	who := [...]string{"A", "B"}
 	switch s.verb {
 	case verbDeletes:
-		return screen.faint("the lock's key is deleted; A does not know it")
+		return screen.faint("the lock's key is deleted; A does not know")
 	case verbLocks:
 		return fmt.Sprintf("%s locks, token %d", who[s.owner], s.token)
 	case verbReads:

@@ -65,8 +65,8 @@ func inspectCommand(std streams) *cobra.Command {
 	at.bind(c)
 	c.ValidArgsFunction = at.completeNames
 	c.Flags().BoolVar(&asJSON, "json", false, "print one line of JSON; durations are in seconds")
-	c.Flags().BoolVar(&watch, "watch", false, "again and again, until interrupted")
-	c.Flags().DurationVar(&interval, "interval", time.Second, "`PERIOD` of --watch (default 1s)")
+	c.Flags().BoolVar(&watch, "watch", false, "show it again and again, until interrupted")
+	c.Flags().DurationVar(&interval, "interval", time.Second, "`DURATION` between refreshes, with --watch")
 	return c
 }
 

@@ -30,7 +30,7 @@ func (o *listOptions) bind(c *cobra.Command) {
 	f := c.Flags()
 	f.BoolVar(&o.asJSON, "json", false, "print a line of JSON for each lock")
 	f.BoolVar(&o.all, "all", false, "also locks that are free, as long as Redis remembers them")
-	f.IntVar(&o.limit, "limit", 1000, "list `N` locks at most (default 1000)")
+	f.IntVar(&o.limit, "limit", 1000, "list `N` locks at most")
 }
 
 func listCommand(std streams) *cobra.Command {

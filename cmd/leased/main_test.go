@@ -184,7 +184,7 @@ func TestHelpGoesToStandardOutputAndIsNoMistake(t *testing.T) {
 		{"demo --workers 3 -h", "--kill"},
 		{"inspect --help", "--redis ADDRESS"},
 		{"help inspect", "--redis ADDRESS"},
-		{"help help", "Explain a command"},
+		{"help help", "Explains a command"},
 		{"version", "leased "},
 		{"--version", "leased "},
 		{"completion bash", "leased"},
@@ -283,15 +283,37 @@ func TestHelpShowsWhatACommandTakes(t *testing.T) {
 			}
 		}
 	}
-	// A number or a duration that a flag has without being given is in its text.
 	for _, c := range newRoot(discard()).Commands() {
+		c.InitDefaultHelpFlag()
 		c.Flags().VisitAll(func(f *pflag.Flag) {
-			if isZero := strings.Trim(f.DefValue, "0s") == ""; !isZero && f.DefValue != "-1" && f.Value.Type() != "bool" && f.Value.Type() != "string" &&
-				!strings.Contains(f.Usage, "default "+f.DefValue) {
-				t.Errorf("%s --%s does not tell its default %s", c.Name(), f.Name, f.DefValue)
+			switch isZero := strings.Trim(f.DefValue, "0s") == ""; {
+			case f.Value.Type() == "bool" || f.DefValue == "-1":
+				if strings.Contains(usageOf(f), "default") {
+					t.Errorf("%s --%s tells of a default: %s", c.Name(), f.Name, usageOf(f))
+				}
+			case !isZero && strings.Count(usageOf(f), "(default "+f.DefValue+")") != 1:
+				t.Errorf("%s --%s does not tell its default %s once: %s", c.Name(), f.Name, f.DefValue, usageOf(f))
 			}
 		})
 	}
+}
+
+// Those of cobra come with texts of another form.
+func TestHelpOfEachCommandHasTheSameForm(t *testing.T) {
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		if c.Hidden {
+			return
+		}
+		help := invoke(t, append(strings.Fields(c.CommandPath())[1:], "--help")...)
+		if help.status != 0 || strings.Contains(help.out, "\n\n\n") || c.Long == "" {
+			t.Errorf("the help of %s: %+v", c.CommandPath(), help)
+		}
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newRoot(discard()))
 }
 
 // discard is for tests that look at nothing printed.

@@ -50,15 +50,11 @@ func manual(root *cobra.Command) string {
 	common := &cobra.Command{}
 	shared.bind(common)
 	for _, c := range root.Commands() {
-		if !c.IsAvailableCommand() || c.Name() == "completion" {
+		if !c.IsAvailableCommand() {
 			continue
 		}
 		line(".SS %s", roff(usageLine(c)))
-		if c.Long != "" {
-			text(c.Long)
-		} else {
-			text(c.Short + ".")
-		}
+		text(c.Long)
 		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
 			if f.Hidden || f.Name == "help" || common.Flags().Lookup(f.Name) != nil && c.Name() != "demo" {
 				return
@@ -69,17 +65,15 @@ func manual(root *cobra.Command) string {
 			line(".PP\nExamples:\n.PP\n.nf\n%s\n.fi", roff(c.Example))
 		}
 	}
-	line(".SS leased completion bash|zsh|fish|powershell")
-	text("Prints a completion script for a shell. It completes names of locks, too.")
 	line(".SH WHERE REDIS IS")
-	text("These flags are the same for all commands but demo, which has a Redis of its own, and those that need none.")
+	text("These flags are the same for all commands except demo, which has a Redis of its own, and those that need none.")
 	common.Flags().VisitAll(func(f *pflag.Flag) { manualFlag(line, f) })
 	line(".SH ENVIRONMENT")
 	for _, v := range [][2]string{
 		{"LEASED_REDIS, REDIS_URL", "Where Redis is, unless --redis says it; the first that is set. A URL may hold a password, which other users of the machine can read on a command line, but not here."},
 		{"LEASED_NAME, LEASED_TOKEN", "Set by run for its command: the lock, and the fencing token of the lease."},
 		{"NO_COLOR", "If it is not empty, output has no colors."},
-		{"COLUMNS", "How wide output is that does not go to a terminal. If it is not set, help and doctor have 80 columns there, and the others never cut or break a line."},
+		{"COLUMNS", "The width of output that does not go to a terminal. If it is not set, help and doctor use 80 columns there, and the others never cut or break a line."},
 	} {
 		line(".TP\n.B %s\n%s", roff(v[0]), roff(v[1]))
 	}
@@ -90,8 +84,7 @@ func manual(root *cobra.Command) string {
 }
 
 func manualFlag(line func(string, ...any), f *pflag.Flag) {
-	_, usage := pflag.UnquoteUsage(f)
-	line(".TP\n.B %s\n%s", roff(flagName(f)), roff(usage))
+	line(".TP\n.B %s\n%s", roff(flagName(f)), roff(usageOf(f)))
 }
 
 // roff escapes text so that it appears unchanged.

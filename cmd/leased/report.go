@@ -18,7 +18,7 @@ func (d *demo) introduce(server string) {
 	if d.locks != nil {
 		d.screen.line("The lock around that is on five more servers, none of which knows of the others.")
 		d.screen.line("%s", d.screen.faint("Redis at "+strings.Join(d.locks.addrs(), ", ")))
-		d.screen.line("%s", d.screen.faint("They are taken to have run for longer than the quarantine of new servers."))
+		d.screen.line("%s", d.screen.faint("They are assumed to have run for longer than the quarantine of new servers."))
 	}
 }
 

@@ -49,21 +49,45 @@ func newRoot(std streams) *cobra.Command {
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "completion" {
-			c.Short = "Print a completion script for a shell"
-			// Without these, cobra explains the command whatever its arguments are.
-			c.Args = func(_ *cobra.Command, args []string) error {
-				if len(args) > 0 {
-					return usagef("completion is for bash, zsh, fish and powershell, not for %s", shown(args[0]))
-				}
-				return nil
-			}
-			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
-			for _, shell := range c.Commands() {
-				shell.Args = noArguments
-			}
+			explainCompletion(c)
 		}
 	}
 	return root
+}
+
+// explainCompletion has cobra's command for completion scripts explain itself as the other commands do, and refuse
+// wrong arguments, which cobra takes for a request to explain it.
+func explainCompletion(c *cobra.Command) {
+	c.Short = "Print a completion script for a shell"
+	c.Long = "Prints a completion script for a shell: bash, zsh, fish or powershell. It completes names of locks, too."
+	c.Args = func(_ *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return usagef("completion is for bash, zsh, fish and powershell, not for %s", shown(args[0]))
+		}
+		return nil
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+	for _, shell := range c.Commands() {
+		shell.Short = "Print the script for " + shell.Name()
+		shell.Long = "Prints the completion script for " + shell.Name() + "."
+		shell.Args = noArguments
+		switch shell.Name() {
+		case "bash":
+			shell.Long += " It needs the package bash-completion. The first command below is for the current shell, the second for all new " +
+				"ones; on macOS, the directory is $(brew --prefix)/etc/bash_completion.d."
+			shell.Example = "  source <(leased completion bash)\n  leased completion bash > /etc/bash_completion.d/leased"
+		case "zsh":
+			shell.Long += " The first command below switches completion on, and belongs in ~/.zshrc. The second is for the current shell, the " +
+				"third for all new ones; on macOS, the directory is $(brew --prefix)/share/zsh/site-functions."
+			shell.Example = "  autoload -U compinit; compinit\n  source <(leased completion zsh)\n  leased completion zsh > \"${fpath[1]}/_leased\""
+		case "fish":
+			shell.Long += " The first command below is for the current shell, the second for all new ones."
+			shell.Example = "  leased completion fish | source\n  leased completion fish > ~/.config/fish/completions/leased.fish"
+		case "powershell":
+			shell.Long += " The command below is for the current shell; for all new ones, put it into your profile."
+			shell.Example = "  leased completion powershell | Out-String | Invoke-Expression"
+		}
+	}
 }
 
 // flagError says which values a flag takes, in other words than those of package strconv.
@@ -136,6 +160,7 @@ func helpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [COMMAND]",
 		Short: "Explain a command",
+		Long:  "Explains a command, or lists all commands.",
 		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			var names []string
 			for _, other := range c.Root().Commands() {
@@ -232,9 +257,18 @@ func hasFlags(c *cobra.Command) bool {
 func explainFlags(out io.Writer, flags *pflag.FlagSet, width int) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		fmt.Fprintln(out, "  "+flagName(f))
-		_, usage := pflag.UnquoteUsage(f)
-		hang(out, "        ", usage, width)
+		hang(out, "        ", usageOf(f), width)
 	})
+}
+
+// usageOf returns what a flag does, and its default. Only a default that is not a plain value is in the flag's own text.
+func usageOf(f *pflag.Flag) string {
+	_, usage := pflag.UnquoteUsage(f)
+	switch f.DefValue {
+	case "", "false", "0", "0s", "-1": // without the flag, there is nothing to say
+		return usage
+	}
+	return fmt.Sprintf("%s (default %s)", usage, f.DefValue)
 }
 
 // flagName returns the flag as a user types it, with the name of its value.
@@ -254,6 +288,7 @@ func versionCommand(std streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
+		Long:  "Prints the version of this program and of Go, and the system it was built for.",
 		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			_, err := io.WriteString(std.out, versionLine())

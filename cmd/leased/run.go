@@ -93,11 +93,11 @@ func runCommand(std streams) *cobra.Command {
 	f := c.Flags()
 	f.BoolVarP(&o.noWait, "nonblock", "n", false, "do not wait: fail if the lock is not free")
 	f.Float64VarP(&o.wait, "wait", "w", -1, "wait this many `SECONDS` at most")
-	f.IntVarP(&o.conflict, "conflict-exit-code", "E", 1, "exit `STATUS` if the lock was not free in time (default 1)")
+	f.IntVarP(&o.conflict, "conflict-exit-code", "E", 1, "exit `STATUS` if the lock was not free in time")
 	f.BoolVarP(&o.shared, "shared", "s", false, "a reader's lock, which others have at the same time, but no writer")
 	f.DurationVar(&o.atLeast, "at-least", 0, "keep the lock for this `DURATION`, however soon the command ends: for jobs that several machines start by "+
 		"clocks that differ")
-	f.DurationVar(&o.ttl, "ttl", 30*time.Second, "`DURATION` of the lease, which is renewed: how long the lock stays taken if this machine dies (default 30s)")
+	f.DurationVar(&o.ttl, "ttl", 30*time.Second, "`DURATION` of the lease, which is renewed: how long the lock stays taken if this machine dies")
 	return c
 }
 

@@ -51,7 +51,7 @@ func topCommand(std streams) *cobra.Command {
 				return err
 			}
 			if times < 0 {
-				return usagef("--count must not be negative, as %d is", times)
+				return usagef("--count must be 0 or more, not %d", times)
 			}
 			pattern := "*"
 			if len(args) == 1 {
@@ -91,7 +91,7 @@ func topCommand(std streams) *cobra.Command {
 		}),
 	}
 	at.bindOne(c)
-	c.Flags().DurationVar(&interval, "interval", 2*time.Second, "`PERIOD` between refreshes (default 2s)")
+	c.Flags().DurationVar(&interval, "interval", 2*time.Second, "`DURATION` between refreshes")
 	c.Flags().IntVar(&times, "count", 0, "end after `N` refreshes")
 	return c
 }

@@ -65,7 +65,7 @@ func unlockCommand(std streams) *cobra.Command {
 					return nil
 				}
 				if yes = noneIsNew(asked.Owners, info.Owners); !yes {
-					fmt.Fprintln(std.out, "Nothing was changed, because the owner is another one now:")
+					fmt.Fprintln(std.out, "Nothing was changed, because the lock has another owner now:")
 				}
 			}
 			evicted, err := client.ForceUnlock(ctx, args[0])
