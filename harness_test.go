@@ -17,19 +17,16 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	mini "github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 func TestMain(m *testing.M) {
-	redis.SetLogger(silence{}) // of dialing what a test has broken
+	logging.Disable() // go-redis logs that it cannot dial what a test has broken
 	os.Exit(redistest.Main(m))
 }
-
-type silence struct{}
-
-func (silence) Printf(context.Context, string, ...any) {}
 
 // patience bounds what must happen at no particular time.
 const patience = 30 * time.Second

@@ -15,12 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 )
 
 // Workers are this program, started once more, so the test's binary has to be able to be one.
 func TestMain(m *testing.M) {
-	redis.SetLogger(silence{})
+	logging.Disable()
 	if text := os.Getenv(roleVariable); text != "" {
 		println(work(text).Error())
 		os.Exit(1)

@@ -30,16 +30,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 )
-
-type silence struct{}
-
-func (silence) Printf(context.Context, string, ...any) {}
 
 func main() {
 	log.SetFlags(0)
-	redis.SetLogger(silence{}) // it logs connections that end with killed processes
+	logging.Disable() // it logs connections that end with killed processes
 	if text := os.Getenv(roleVariable); text != "" {
 		log.Fatal(work(text))
 	}

@@ -13,19 +13,15 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
 	"github.com/leasedmutex/leased/leasedtest"
 )
 
-// silence is for go-redis, which logs what a test has broken.
-type silence struct{}
-
-func (silence) Printf(context.Context, string, ...any) {}
-
 func TestMain(m *testing.M) {
-	redis.SetLogger(silence{})
+	logging.Disable()          // it logs what a test has broken
 	os.Exit(redistest.Main(m)) // skips the examples on 32 bits
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/spf13/cobra"
 
@@ -23,11 +24,7 @@ import (
 
 // quietRedis keeps go-redis from writing its own log lines between ours. Everything that matters is
 // returned as an error.
-func quietRedis() { redis.SetLogger(silence{}) }
-
-type silence struct{}
-
-func (silence) Printf(context.Context, string, ...any) {}
+func quietRedis() { logging.Disable() }
 
 const (
 	connectTime    = 5 * time.Second // for the first answer from a server

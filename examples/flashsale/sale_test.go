@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/dbtest"
@@ -27,7 +28,7 @@ var runs = flag.Int("sale.runs", 5, "how many sales with faults by the recipe fi
 
 // A server of the sale is this test program, started once more.
 func TestMain(m *testing.M) {
-	redis.SetLogger(silence{}) // it tells of each fault, and they are ours
+	logging.Disable() // it tells of each fault, and they are ours
 	if os.Getenv(serverVariable) != "" {
 		os.Exit(run(os.Args[1:]))
 	}
@@ -35,10 +36,6 @@ func TestMain(m *testing.M) {
 }
 
 const serverVariable = "FLASHSALE_SERVER"
-
-type silence struct{}
-
-func (silence) Printf(context.Context, string, ...any) {}
 
 // patience bounds what has no time of its own.
 const patience = 60 * time.Second

@@ -10,16 +10,13 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // quiet keeps go-redis from writing its own log lines between ours: what matters of
 // them comes back as errors.
-func quiet() { redis.SetLogger(silence{}) }
-
-type silence struct{}
-
-func (silence) Printf(context.Context, string, ...any) {}
+func quiet() { logging.Disable() }
 
 // connect returns a client for the server at rawURL, which has answered.
 func connect(ctx context.Context, rawURL string) (*redis.Client, error) {

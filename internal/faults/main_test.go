@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
@@ -31,16 +32,12 @@ const slack = 400 * time.Millisecond
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
-	redis.SetLogger(silence{}) // go-redis logs every fault, and these are ours
+	logging.Disable() // go-redis logs every fault, and these are ours
 	if role := os.Getenv(roleVariable); role != "" {
 		os.Exit(play(role))
 	}
 	os.Exit(redistest.Main(m))
 }
-
-type silence struct{}
-
-func (silence) Printf(context.Context, string, ...any) {}
 
 // newClient makes a client that is closed at the end of the test. If the test failed, its
 // log is then written to the test's.

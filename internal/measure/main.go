@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
@@ -67,12 +68,8 @@ func (b *bench) client(opts ...leased.Option) (*leased.Client, error) {
 
 var quiet = slog.New(slog.DiscardHandler)
 
-type silence struct{}
-
-func (silence) Printf(context.Context, string, ...any) {}
-
 func main() {
-	redis.SetLogger(silence{}) // it logs the faults that we cause
+	logging.Disable() // it logs the faults that we cause
 	if role := os.Getenv(roleVariable); role != "" {
 		if err := play(role); err != nil {
 			fmt.Println("failed", err)
