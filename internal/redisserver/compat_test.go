@@ -2,16 +2,15 @@ package redisserver
 
 import (
 	"bufio"
-	"context"
 	"crypto/sha1" //nolint:gosec // the name Redis gives a script, no secret
 	"encoding/hex"
 	"flag"
 	"fmt"
 	"maps"
+	"math/rand"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -136,136 +135,72 @@ func TestTheFrozenScriptsAreWhatWasFrozen(t *testing.T) {
 	}
 }
 
-// speaker runs the scripts of one version, and parses the replies that both versions have in
-// common.
-type speaker struct {
-	s       *scene
-	scripts map[string]Script // nil: today's, through Server
-}
-
-// take runs a step and returns its outcome, and the token if there is one.
-func (c *speaker) take(st step, last uint64) (protocol.Outcome, uint64) {
-	c.s.t.Helper()
-	if c.scripts == nil {
-		return c.today(st, last)
-	}
-	names := c.s.keys.All()
-	all, id, ttl := names[:], st.id, Milliseconds(ttlOf(c.s.t, st.id))
-	token := strconv.FormatUint(last, 10)
-	run := func(name string, keys []any, args ...any) any {
-		sc := c.scripts[name]
-		val, err := c.s.srv.run(context.Background(), &sc, keys, args...)
-		if err != nil {
-			c.s.t.Fatalf("version 1: %+v: %v", st, err)
-		}
-		return val
-	}
-	var reply any
-	switch inboxes := c.s.srv.Inboxes; st.what {
-	case "acquire", "try", "newcomer", "question":
-		wait := map[string]string{"acquire": "1", "try": "0", "newcomer": "2", "question": "4"}[st.what]
-		reply = run("acquire", all, id, ttl, wait+" "+inboxes)
-		if text, ok := reply.(string); ok {
-			n, err := strconv.ParseUint(text, 10, 53)
-			if err != nil {
-				c.s.t.Fatalf("version 1: %+v: %v", st, err)
-			}
-			return protocol.Granted, n
-		}
-	case "release":
-		reply = run("release", all, withCooldown(st.cool, id, "- "+inboxes, token)...)
-		if _, ok := reply.(int64); ok {
-			return protocol.Done, 0
-		}
-	case "yield":
-		reply = run(st.what, all, withCooldown(st.cool, inboxes, id, st.next, token, "-")...)
-	case "downgrade":
-		reply = run(st.what, all, inboxes, id, st.next, token, "-")
-	case "cancel":
-		reply = run("cancel", all, withCooldown(st.cool, id, "- "+inboxes, token)...)
-	case "renew":
-		name, keys := "renew", all[:1]
-		if strings.HasPrefix(id, "leased1:r") {
-			name, keys = "renew_shared", []any{all[0], all[2]}
-		}
-		if run(name, keys, id, ttl) == int64(0) {
-			return protocol.NotOurs, 0
-		}
-		return protocol.Granted, 0
-	}
-	list, _ := reply.([]any)
-	if len(list) < 2 {
-		c.s.t.Fatalf("version 1: %+v: malformed %v", st, reply)
-	}
-	if _, short := list[0].(string); short { // a shortcut's answer to a request that waits
-		return protocol.Enqueued, 0
-	}
-	code, _ := list[0].(int64)
-	n, _ := list[1].(int64)
-	return map[int64]protocol.Outcome{1: protocol.Granted, 2: protocol.Enqueued, 3: protocol.Refused, 4: protocol.NotOurs, 5: protocol.Done}[code], uint64(n)
-}
-
-func (c *speaker) today(st step, last uint64) (protocol.Outcome, uint64) {
-	var a protocol.Answer
-	var err error
-	switch st.what {
-	case "acquire", "try":
-		ask := c.s.acquireOf(st.id)
-		ask.Wait = st.what == "acquire"
-		a, err = c.s.do(ask)
-	case "newcomer":
-		a, err = c.s.do(c.s.newcomer(st.id))
-	case "question":
-		a, err = c.s.do(c.s.questionOf(st.id))
-	case "release":
-		a, err = c.s.do(protocol.Command{Verb: protocol.Release, ID: st.id, Last: last, Cooldown: st.cool})
-	case "yield":
-		a, err = c.s.do(protocol.Command{Verb: protocol.Yield, ID: st.id, Next: st.next, Last: last, Cooldown: st.cool})
-	case "downgrade":
-		a, err = c.s.do(protocol.Command{Verb: protocol.Downgrade, ID: st.id, Next: st.next, Last: last})
-	case "cancel":
-		err = c.s.tryCancel(st.id, last, st.cool)
-		a.Outcome = protocol.Done
-	case "renew":
-		r := c.s.renewal(st.id)
-		a.Outcome, err = r.Outcome, r.Err
-	}
-	if err != nil {
-		c.s.t.Fatalf("today's: %+v: %v", st, err)
-	}
-	return a.Outcome, a.Token
-}
-
-// evict evicts the owners and returns them.
-func (c *speaker) evict() []string {
-	c.s.t.Helper()
-	if c.scripts == nil {
-		return c.s.evict()
-	}
-	names, sc := c.s.keys.All(), c.scripts["evict"]
-	val, err := c.s.srv.run(context.Background(), &sc, names[:], c.s.srv.Inboxes)
-	if err != nil {
-		c.s.t.Fatalf("version 1: evict: %v", err)
-	}
-	_, told, _, owners, err := parseEviction(val)
-	if err != nil || told != len(owners) {
-		c.s.t.Fatalf("version 1: evict: malformed %v", val)
-	}
-	return owners
-}
-
 // TestVersion1AndTodaysScriptsShareALock has client A speak one version and client B the other. After
-// each of many random calls, it checks what must always hold.
+// each of many random calls, it checks what must always hold. It does so on a server that is used alone,
+// and on one of a quorum's, which has scripts of its own.
 func TestVersion1AndTodaysScriptsShareALock(t *testing.T) {
 	t.Parallel()
 	old := frozen(t)
 	for _, versions := range []map[string]map[string]Script{{"A": old, "B": nil}, {"A": nil, "B": old}} {
-		onScripts(t, func(t *testing.T, s *scene) {
-			p := &pair{t: t, s: s, inbox: map[string]*listener{"A": s.listen("A"), "B": s.listen("B")}}
-			p.callers = map[string]*speaker{"A": {s, versions["A"]}, "B": {s, versions["B"]}}
-			for seed := range scatterings() / 10 {
-				p.run(seed)
-			}
-		})
+		for _, member := range []bool{false, true} {
+			onScripts(t, func(t *testing.T, s *scene) {
+				if member {
+					s.srv = s.member()
+				}
+				p := newPair(t, s, versions)
+				for seed := range scatterings() / 10 {
+					p.run(seed)
+				}
+				p.clear()
+			})
+		}
 	}
+}
+
+// TestVersion1AndTodaysScriptsOrderAQuorumsQueuesAlike has requests of both versions arrive at each of three
+// servers in another order. Their tickets say who is next, and if the servers did not agree on that, nobody
+// would get a majority.
+func TestVersion1AndTodaysScriptsOrderAQuorumsQueuesAlike(t *testing.T) {
+	t.Parallel()
+	old := frozen(t)
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.srv = s.member()
+		for seed := range scatterings() / 10 {
+			rng := rand.New(rand.NewSource(seed))
+			ids := []string{s.writer("A")}
+			tickets := map[string]uint64{ids[0]: someTicket}
+			for i := range 8 {
+				ids = append(ids, proved(rng, s.id(string("AB"[rng.Intn(2)]), protocol.Mode("wwr"[rng.Intn(3)]), long)))
+				tickets[ids[i+1]] = someTicket + uint64(i+1)*ticketsApart
+			}
+			var orders [][]string
+			for server := range 3 {
+				one := *s
+				one.keys, _ = protocol.NewKeys(s.prefix(), fmt.Sprint("y", server))
+				callers := map[string]*speaker{"A": {s: &one, scripts: old}, "B": {s: &one}}
+				for i, place := range append([]int{0}, rng.Perm(8)...) {
+					id := ids[0]
+					if i > 0 {
+						id = ids[1+place]
+					}
+					want := protocol.Enqueued
+					if i == 0 {
+						want = protocol.Granted
+					}
+					what := []string{"acquire", "newcomer"}[rng.Intn(2)]
+					if a := callers[client(id)].take(step{what: what, id: id, ticket: tickets[id]}, 0); a.Outcome != want {
+						t.Fatalf("seed %d: %s: %+v", seed, id, a)
+					}
+				}
+				orders = append(orders, one.look().queue)
+				one.clear()
+			}
+			for _, order := range orders {
+				if !slices.Equal(order, ids[1:]) {
+					t.Fatalf("seed %d: the queues are\n%q\n%q\n%q", seed, orders[0], orders[1], orders[2])
+				}
+			}
+		}
+		s.raw("DEL", s.srv.mark)
+	})
 }
