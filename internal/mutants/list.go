@@ -519,6 +519,7 @@ var mutants = []mutant{
 	// the scripts: what they leave behind
 	{"the release shortcut grants a waiter whose waiting lease is over", "internal/redisserver/scripts/release_fast.lua", "if left > 0 and left", "if left", "WaitingLeaseIsOver"},
 	{"clamp does not re-mark", "internal/redisserver/scripts/common.lua", "    if cut then sync_marker() end\n", "", "AMarkerLives"},
+	{"the last reader leaves before its marker", "internal/redisserver/scripts/common.lua", "    redis.call('DEL', KEYS[1], KEYS[3])\n    value = false\n", "    redis.call('ZREM', KEYS[3], id)\n    sync_marker()\n", "AReadersGiveBack"},
 	{"a canceled reader whose marker is gone stays", "internal/redisserver/scripts/cancel.lua", "elseif mode == 'r' then\n  redis.call('ZREM', KEYS[3], id)\n", "", "ACanceledReader"},
 
 	// the client: what it calls, the inbox, outages

@@ -140,3 +140,58 @@ func TestWhereNobodyMayAskWhoListensAWaiterIsNotTakenForGone(t *testing.T) {
 		s.clear()
 	}
 }
+
+// An ACL can forbid a single command, and so stop a script halfway. Whichever command it forbids, a reader
+// that gives the lock back still owns it then, or is gone with all that belongs to it: no marker stays
+// that nobody owns, which would keep foreign clients out for a TTL.
+func TestAReadersGiveBackThatAnACLStopsHalfWayLeavesNoMarkerBehind(t *testing.T) {
+	in := redistest.Server(t)
+	admin := in.Client()
+	redistest.CheckLeaks(t, admin, "")
+	acl := func(rules ...any) {
+		if err := admin.Do(context.Background(), append([]any{"ACL", "SETUSER", "app"}, rules...)...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	acl("on", ">pass", "~*", "&*", "+@all")
+	s := newScene(t, in.Client(func(o *redis.Options) { o.Username, o.Password = "app", "pass" }), "", "x")
+	stopped := map[string]int{}
+	for what, giveBack := range map[string]func(id string) error{
+		"release": func(id string) error { _, err := s.do(protocol.Command{Verb: protocol.Release, ID: id}); return err },
+		"cancel":  func(id string) error { return s.tryCancel(id, 0, 0) },
+		"yield": func(id string) error {
+			_, err := s.do(protocol.Command{Verb: protocol.Yield, ID: id, Next: s.writer("A")})
+			return err
+		},
+	} {
+		for _, forbidden := range []string{
+			"get", "set", "del", "exists", "time", "pexpire", "pexpireat", "pttl",
+			"zadd", "zcard", "zrange", "zrank", "zrem", "zremrangebyscore", "zrevrange", "zscore",
+		} {
+			for _, others := range []int{0, 1} {
+				owner, other := s.reader("A"), s.reader("B")
+				s.gets(s.acquire(owner))
+				if others > 0 {
+					s.gets(s.acquire(other))
+				}
+				acl("-" + forbidden)
+				err := giveBack(owner)
+				acl("+" + forbidden)
+				st := s.look()
+				if len(st.readers) == 0 && st.value == protocol.MarkerValue {
+					t.Errorf("%s, -%s, %d others: a marker without a reader", what, forbidden, others)
+				}
+				if err != nil {
+					stopped[what]++
+				}
+				if _, owns := st.readers[owner]; owns && err == nil || others > 0 && st.readers[other] == 0 {
+					t.Errorf("%s, -%s, %d others: %v, and the readers are %v", what, forbidden, others, err, st.readers)
+				}
+				s.clear()
+			}
+		}
+		if stopped[what] < 10 {
+			t.Errorf("%s was stopped %d times", what, stopped[what])
+		}
+	}
+}

@@ -157,14 +157,18 @@ local function make_owner(id, mode, ttl)
   return token
 end
 
--- clear_owner ends the ownership of id. owns(id, mode) must be true.
+-- clear_owner ends the ownership of id. owns(id, mode) must be true. The last reader and the marker go by
+-- one command: if an ACL forbids any that is called here, the marker does not stay without a reader.
 local function clear_owner(id, mode)
   if mode == 'w' then
     redis.call('DEL', KEYS[1])
     value = false
-  else
+  elseif live_readers() > 1 then
     redis.call('ZREM', KEYS[3], id)
     sync_marker()
+  else
+    redis.call('DEL', KEYS[1], KEYS[3])
+    value = false
   end
 end
 
