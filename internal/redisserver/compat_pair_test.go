@@ -135,7 +135,7 @@ func (p *pair) alive() (ids []string) {
 
 // fresh returns a new request of A or B, with any proof and with or without an idle hold.
 func (p *pair) fresh() string {
-	id := p.s.id(string("AB"[p.rng.Intn(2)]), protocol.Mode("wr"[p.rng.Intn(2)]), long)
+	id := p.s.id(string("AB"[p.rng.Intn(2)]), protocol.Mode("wwr"[p.rng.Intn(3)]), long)
 	proof := []string{":c:", ":c:", ":p:", ":u:", ":ci:", ":ci:", ":pi:", ":ui:"}[p.rng.Intn(8)]
 	return strings.Replace(id, ":u:", proof, 1)
 }
@@ -176,7 +176,7 @@ func (p *pair) act() {
 		p.evict(string("AB"[p.rng.Intn(2)]))
 	case n == 15 && len(p.alive()) > 0:
 		p.dies(p.oneOf(p.alive()))
-	case n == 16 && len(p.waiting) < 6:
+	case (n == 16 || n == 19) && len(p.waiting) < 6:
 		p.isKilled()
 	case n == 17 && owner != "" && p.s.srv.mark != "":
 		p.take(step{what: "adopt", id: owner, used: max(1, p.ahead())})
@@ -221,7 +221,7 @@ func (p *pair) dies(id string) {
 // isKilled has a request wait whose process is killed then. It is dropped when its turn comes, because
 // nobody listens to its inbox.
 func (p *pair) isKilled() {
-	mode := protocol.Mode("wr"[p.rng.Intn(2)])
+	mode := protocol.Mode("wwr"[p.rng.Intn(3)])
 	owner := p.owner()
 	if p.cooling == "" && (owner == "" || !writes(owner) && len(p.waiting) == 0 && mode == protocol.Shared) {
 		return // it would be an owner
@@ -358,6 +358,9 @@ func (p *pair) take(st step) {
 		if queued := len(p.s.look().queue) > 0; a.More != queued {
 			p.fail("%s is told %v, and others wait: %v", asked, a.More, queued)
 		}
+		if d := p.s.ownsFor(asked); d <= protocol.ProvisionalTTL {
+			p.fail("%s was answered, and owns for %v", asked, d)
+		}
 	}
 	if st.what == "downgrade" && handed[asked] { // it owns before the readers in the queue do
 		delete(handed, asked)
@@ -367,6 +370,9 @@ func (p *pair) take(st step) {
 	if asked != "" && o == protocol.Enqueued { // behind those who were let in first, whatever its ticket
 		if !slices.Contains(p.waiting, asked) {
 			p.joins(asked)
+		}
+		if place := slices.Index(p.s.look().queue, asked); !a.Brief && a.Place != place {
+			p.fail("%s is told that it is at place %d, and is at %d", asked, a.Place, place)
 		}
 		if p.cooling != "" && !a.Brief && (a.Left <= 0 || a.NoNotify) {
 			p.fail("%s is not told when the cool-down ends", asked)

@@ -148,7 +148,7 @@ func TestVersion1AndTodaysScriptsShareALock(t *testing.T) {
 					s.srv = s.member()
 				}
 				p := newPair(t, s, versions)
-				for seed := range scatterings() / 10 {
+				for seed := range scatterings() / 5 {
 					p.run(seed)
 				}
 				p.clear()
