@@ -48,10 +48,11 @@ import (
 //
 // Two goroutines last as long as a Client that is in use: the watchdog, which has every lease
 // renewed, and the inbox, which receives notifications from Redis; a client of [NewQuorum] has an
-// inbox for each server. They start when the first lock is asked for, and end in Close.
+// inbox for each server. They start when the first lock is asked for, and end in Close. Close a Client
+// that is no longer needed even if it was never used: until then the package's metrics keep it in memory.
 //
-// The methods of a Client that is nil, or that was not made by [New] or NewQuorum, return an error, and its
-// locks fail when they are used.
+// The methods of a Client that is nil, or that was not made by [New] or NewQuorum, fail: those that return an
+// error return one, Stats returns zeros, and locks fail when they are used.
 type Client struct {
 	server   server
 	opts     clientOptions

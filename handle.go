@@ -264,8 +264,15 @@ func (h *handle) leaveKept(m protocol.Mode, now time.Time) bool {
 	}
 	l := e.state()
 	c := l.PickHolder(m)
-	if c == nil || !c.Again || !l.LeaveKept(c, now) {
+	if c == nil || !c.Again {
 		return false
+	}
+	behind, ok := e.behindLocked(callOf(c))
+	if !l.LeaveKept(c, now) {
+		return false
+	}
+	if ok {
+		h.client.stats.behind[behind].Add(1)
 	}
 	if till := l.IdleUntil(); till != 0 && (e.due == 0 || till < e.due) { // otherwise the alarm is early enough, see LeaveKept
 		e.setAlarmLocked()
@@ -278,5 +285,5 @@ func (h *handle) leaveKept(m protocol.Mode, now time.Time) bool {
 // for slow callers.
 func (c *Client) observed() bool {
 	ctx := context.Background()
-	return c.slow.threshold > 0 || c.tracing.tracer() != nil || c.metrics.wait.Enabled(ctx) || c.metrics.hold.Enabled(ctx)
+	return c.slow.threshold > 0 || c.tracing.tracer() != nil || c.metrics.wait.Enabled(ctx) || c.metrics.measuresHolds()
 }

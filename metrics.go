@@ -302,6 +302,26 @@ type labeledUsage struct {
 	labels attribute.Set
 }
 
+// usageLocked returns who waits for a lock and holds it at now, a time since the client was made.
+func (e *entry) usageLocked(now time.Duration) (u usage) {
+	if e.awake == nil { // to wake all locks of a client takes too long
+		if since, held := e.resting.HeldSince(); held {
+			u.held, u.oldestHold = 1, now-since
+		}
+		return u
+	}
+	waiting, held := e.awake.lock.Counts()
+	u.waiting, u.held = int64(waiting), int64(held)
+	wait, hold := e.awake.lock.Oldest()
+	if wait >= 0 {
+		u.oldestWait = now - wait
+	}
+	if hold >= 0 {
+		u.oldestHold = now - hold
+	}
+	return u
+}
+
 // addLocks adds the client's callers that wait and those that hold: for all locks together or, if
 // locks have labels, for each label that is in use or was lately.
 func (m *metrics) addLocks(sum map[attribute.Distinct]*labeledUsage) {
@@ -312,17 +332,8 @@ func (m *metrics) addLocks(sum map[attribute.Distinct]*labeledUsage) {
 	}
 	for _, e := range m.client.entries() {
 		e.mu.Lock()
-		outside, within := e.state().Counts()
-		wait, hold := e.state().Oldest()
-		e.restLocked()
+		one := e.usageLocked(now)
 		e.mu.Unlock()
-		one := usage{waiting: int64(outside), held: int64(within)}
-		if wait >= 0 {
-			one.oldestWait = now - wait
-		}
-		if hold >= 0 {
-			one.oldestHold = now - hold
-		}
 		var label string
 		if e.label != nil {
 			label = *e.label

@@ -134,17 +134,14 @@ func (c *Client) reports(rdbs []redis.UniversalClient) quorum.Reports {
 	}
 }
 
-// behindLocked returns how many servers of a quorum stand behind a caller's lease, or 0 if the
-// caller has none.
-func (e *entry) behindLocked(w *call) int {
-	if q := e.client.quorum; q != nil && e.hasGrantLocked(w) {
-		return q.Behind(&e.keys, e.state().Request().ID)
+// behindLocked returns how many servers of a quorum stand behind a caller's lease. It returns 0 and false if
+// the caller has none, or there is only one server.
+func (e *entry) behindLocked(w *call) (n int, ok bool) {
+	q := e.client.quorum
+	if q == nil || w.Phase != lockstate.Inside || w.Orphaned || w.Ended == lockstate.ByLoss {
+		return 0, false
 	}
-	return 0
-}
-
-func (e *entry) hasGrantLocked(w *call) bool {
-	return w.Phase == lockstate.Inside && !w.Orphaned && w.Ended != lockstate.ByLoss
+	return q.Behind(&e.keys, e.state().Request().ID), true
 }
 
 // noteBehindLocked records how many servers of a quorum stand behind the lease of a caller that is
@@ -154,9 +151,10 @@ func (e *entry) noteBehindLocked(w *call) {
 	if w.Phase == lockstate.Left {
 		return
 	}
-	w.Behind = int8(e.behindLocked(w)) // 0 without a quorum; set every time, because a call may enter again
-	if e.client.quorum != nil && e.hasGrantLocked(w) {
-		e.client.stats.behind[w.Behind].Add(1)
+	n, ok := e.behindLocked(w)
+	w.Behind = int8(n) // set every time, because a call may enter again
+	if ok {
+		e.client.stats.behind[n].Add(1)
 	}
 }
 

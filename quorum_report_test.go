@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/leasedmutex/leased"
@@ -378,6 +379,37 @@ func TestAServerOfAQuorumThatRefusesRenewalsIsLogged(t *testing.T) {
 		servers[1].SetError("")
 		unlock(t, l)
 	})
+}
+
+// A caller for whom nothing has to be reported takes a shortcut to a lock that is kept idle.
+func TestServersBehindALeaseAreCountedWhateverIsMeasured(t *testing.T) {
+	dropped := sdkmetric.Stream{Aggregation: sdkmetric.AggregationDrop{}}
+	for what, views := range map[string][]sdkmetric.View{
+		"nothing":    {func(sdkmetric.Instrument) (sdkmetric.Stream, bool) { return dropped, true }},
+		"everything": nil,
+		"the servers behind a hold": {func(i sdkmetric.Instrument) (sdkmetric.Stream, bool) {
+			return dropped, i.Name != "leased.hold.servers"
+		}},
+	} {
+		onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+			m := newMeter(t, sdkmetric.WithView(views...))
+			c := open(leased.WithIdleHold(time.Minute), leased.WithMeterProvider(m))
+			mu := c.Mutex("x")
+			const n = 10
+			for range n {
+				mu.Lock()
+				time.Sleep(time.Second) // in which all servers answer
+				mu.Unlock()
+			}
+			if s := c.Stats(); s.Leases != n || s.Behind[5] != n {
+				t.Errorf("if %s is measured, of %d leases Stats has the servers behind %v", what, s.Leases, s.Behind)
+			}
+			got, measured := m.collect(t)["leased.hold.servers"].Data.(metricdata.Histogram[int64])
+			if measured != (what != "nothing") || measured && (len(got.DataPoints) != 1 || got.DataPoints[0].Count != n) {
+				t.Errorf("if %s is measured, the histogram is %+v", what, got)
+			}
+		})
+	}
 }
 
 func TestAQuorumTellsHowManyServersStandBehindALease(t *testing.T) {

@@ -157,7 +157,9 @@ func (m *slotMap) await(ctx context.Context) {
 	case <-timer.C:
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		m.refreshedLocked()
+		if m.fresh == fresh { // otherwise that reload is back, and another one under way
+			m.refreshedLocked()
+		}
 	}
 }
 

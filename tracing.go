@@ -331,7 +331,8 @@ func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span
 			blocker = w.entry.state().Blocker()
 		}
 	}
-	return events, from, blocker, w.entry.behindLocked(w.call)
+	behind, _ = w.entry.behindLocked(w.call)
+	return events, from, blocker, behind
 }
 
 // traceHoldersLocked has the hold spans of all holders started when the lock becomes

@@ -204,6 +204,7 @@ func (l *Lock) becomeQueued(a protocol.Answer, from time.Time) {
 func (l *Lock) becomeHeld(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	g := &l.grant
 	g.askDue = l.env.InboxPending() || g.mayNotQueue // a message "wanted" may have been missed
+	g.mayNotQueue, l.refusedOnce = false, false
 	if g.place > 0 {
 		l.blocker = "" // others were between that owner and this grant
 	}

@@ -173,7 +173,9 @@ func (l *Lock) Leave(c *Caller, now time.Time, fx *Effects) {
 	} else {
 		l.leaving.push(c)
 		l.prevHoldSpan = c.Events.HoldSpan()
-		l.grant.idleTill = l.grant.idlesAfter(c, l.instant(now))
+		if l.members == nil {
+			l.grant.idleTill = l.grant.idlesAfter(c, l.instant(now))
+		}
 	}
 	if l.members == nil && l.grant.role() == byDowngrade && l.pending.verb != protocol.Downgrade {
 		l.abortDowngrade(now, fx)
@@ -233,8 +235,9 @@ func (l *Lock) LeaveKept(c *Caller, now time.Time) bool {
 	l.letOut(c)
 	c.Phase, c.until, c.Settled = Left, at, true
 	l.prevHoldSpan = nil
-	g.idle = last
-	g.idleTill = g.idlesAfter(c, at)
+	if g.idle = last; last {
+		g.idleTill = g.idlesAfter(c, at)
+	}
 	return true
 }
 
@@ -429,6 +432,9 @@ func (l *Lock) applyRules(now time.Time, fx *Effects) {
 	// A grant that no option keeps idle stands empty while the answer to one holds up its release. It passes to the
 	// next caller as ever.
 	g.fresh, g.idle = false, g.state == Held && l.members == nil && !busy && g.idleTill != 0
+	if l.members != nil { // before the next caller's lease comes theirs
+		l.prevHoldSpan = nil
+	}
 	g.watch(now)
 }
 
@@ -468,7 +474,7 @@ func (l *Lock) letIn(c *Caller, at Instant, now time.Time) {
 	default:
 		c.Via = g.via
 	}
-	g.idle = false
+	g.idle, g.idleTill = false, 0
 	c.Since, c.slow = at.sub(start), false
 	l.watchMaxHold(c)
 	if c.Mode == protocol.Exclusive && c.Opts.MinHold > 0 {

@@ -82,6 +82,14 @@ func (r *Resting) SlowHold(since time.Duration) bool {
 	return r.holder != nil && !r.holder.slow && r.holder.Since <= since
 }
 
+// HeldSince is Lock.Oldest for a lock that rests: it returns when its holder entered, or false if it has none.
+func (r *Resting) HeldSince() (since time.Duration, held bool) {
+	if r.holder == nil {
+		return 0, false
+	}
+	return r.holder.Since, true
+}
+
 // wake makes l from r. req is the holder's request, and more what r has of an unusual grant, or nil.
 func (l *Lock) wake(r *Resting, more *unusual, req protocol.Request, env Environment) {
 	c := r.holder

@@ -1,6 +1,7 @@
 package lockstate
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -44,6 +45,74 @@ func TestALockRestsAfterItsFirstRenewalIfItWasWaitedFor(t *testing.T) {
 	h.pass(handTTL / 2)
 	if len(h.renewals) == 0 || h.rested == 0 {
 		t.Errorf("%d renewals, came to rest %d times", len(h.renewals), h.rested)
+	}
+}
+
+// What mattered only until the caller had entered is not remembered.
+func TestALockRestsHoweverItsOnlyCallerGotIt(t *testing.T) {
+	idle := func(o *Terms) { o.IdleHold = time.Hour }
+	another := func(first *Caller) *Caller {
+		c := writer()
+		c.Opts = first.Opts // as of callers with the same options
+		return c
+	}
+	for what, enter := range map[string]func(h *hand){
+		"before the inbox was confirmed": func(h *hand) {
+			h.connects = true
+			h.enter(writer())
+			h.answer(h.grant())
+			h.connects = false
+			h.step(h.l.Subscribed)
+			h.answer(h.kept(h.l.grant.token)) // the question
+		},
+		"by the second request, because the first was sent before the inbox was confirmed": func(h *hand) {
+			h.connects = true
+			h.enter(writer())
+			h.answer(h.refused(busysID, 3))
+			h.connects = false
+			h.step(h.l.Subscribed)
+			h.answer(h.queue())
+			h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.token())
+		},
+		"from a lease with a span": func(h *hand) {
+			h.enter(writer())
+			h.answer(h.queue())
+			granted := &protocol.Message{Kind: protocol.MessageGranted, ID: h.l.grant.req.ID, Token: h.token(), Clock: h.clock(),
+				Link: &protocol.Span{TraceID: [16]byte{1}, SpanID: [8]byte{1}, Flags: 1}}
+			h.step(func(now time.Time, fx *Effects) { h.l.Receive(granted, now, fx) })
+		},
+		"by an acquire whose first copy had no answer": func(h *hand) {
+			h.enter(writer())
+			h.reply(protocol.Answer{}, errors.New("no answer"), 0)
+			h.answer(h.grant())
+		},
+		"kept idle": func(h *hand) {
+			first := h.enter(writer(idle))
+			h.answer(h.grant())
+			h.leave(first)
+			h.enter(another(first))
+		},
+		"kept idle, without an event log": func(h *hand) {
+			first := h.enter(writer(idle))
+			h.answer(h.grant())
+			h.l.LeaveKept(first, h.now)
+			if !h.l.Reenter(another(first), h.now) {
+				t.Error("a caller cannot enter at once")
+			}
+		},
+	} {
+		h := drive(t)
+		enter(h)
+		before, answered := h.rested, 0
+		for range 12 {
+			h.pass(handTTL / 3)
+			for ; answered < len(h.renewals); answered++ {
+				h.renewed(h.renewals[answered], protocol.Granted)
+			}
+		}
+		if answered == 0 || h.rested == before {
+			t.Errorf("%s: %d renewals, and it never comes to rest", what, answered)
+		}
 	}
 }
 

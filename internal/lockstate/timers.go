@@ -12,8 +12,11 @@ import (
 // Tick is the event that time has passed. Only a tick asks for renewals.
 func (l *Lock) Tick(now time.Time, fx *Effects) {
 	l.applyRules(now, fx)
-	// The rules come first, so that a grant that is being released is not renewed.
 	g := &l.grant
+	if g.lateUntil <= l.instant(now) {
+		g.lateUntil = 0 // it says nothing anymore, and a lock that remembers it does not rest
+	}
+	// The rules come first, so that a grant that is being released is not renewed.
 	if g.state == Held && l.needsRenewal() && (l.instant(now) >= g.renewAt || g.drifted(now)) {
 		fx.Renew = true
 		l.blocker = "" // it has been ours for a while, and a lock with a blocker does not rest
