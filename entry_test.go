@@ -517,14 +517,14 @@ type due struct {
 func (d due) Deadline() (time.Time, bool) { return d.at, true }
 
 func TestTheCauseOfAContextSaysNothingOfTheCommand(t *testing.T) {
-	for _, cause := range []error{errors.New("NOPERM for another Redis"), redis.ErrClosed} {
+	for _, cause := range []error{answer("NOPERM for another Redis"), redis.ErrClosed} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(cause)
 		if fail := failureOf(fmt.Errorf("wrapped: %w", ended(ctx))); fail.Kind != protocol.NoAnswer || !errors.Is(fail.Err, context.Canceled) {
 			t.Errorf("%v: %v, %v", cause, fail.Kind, fail.Err)
 		}
 	}
-	if fail := failureOf(errors.New("NOPERM for this one")); fail.Kind != protocol.NeedsOperator {
+	if fail := failureOf(answer("NOPERM for this one")); fail.Kind != protocol.NeedsOperator {
 		t.Errorf("an error of the command: %v", fail.Kind)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"strings"
 	"syscall"
 	"time"
 
@@ -49,11 +48,8 @@ func ConnectionBroke(err error) bool {
 	return false
 }
 
-// readOnly reports whether err says that a server is a replica. Redis puts a prefix before that if a
-// command inside a script was refused.
-func readOnly(err error) bool {
-	return IsServerReply(err) && strings.Contains(err.Error(), "READONLY")
-}
+// readOnly reports whether err says that a server is a replica.
+func readOnly(err error) bool { return IsServerReply(err) && hasCode(err, "READONLY") }
 
 // stale reports whether err says that a connection is of no use anymore: it broke, or leads to a replica.
 func stale(err error) bool { return ConnectionBroke(err) || readOnly(err) }

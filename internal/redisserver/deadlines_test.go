@@ -83,7 +83,7 @@ func (h *forgetful) ProcessPipelineHook(redis.ProcessPipelineHook) redis.Process
 		time.Sleep(h.takes) // of virtual time
 		for _, cmd := range cmds {
 			if cmd.Name() == "evalsha" {
-				cmd.SetErr(refusal("NOSCRIPT No matching script."))
+				cmd.SetErr(answerError("NOSCRIPT No matching script."))
 			} else {
 				cmd.(onceCmd).SetVal(int64(1))
 			}

@@ -108,7 +108,10 @@ func lacking(err error) (text string, missing bool) {
 	if err == nil {
 		return "", false
 	}
-	answer := strings.ToLower(err.Error())
+	var answer string
+	for _, r := range refusalsIn(err) {
+		answer += strings.ToLower(r.text) + "\n"
+	}
 	for _, l := range [...]struct{ mark, what string }{
 		{"write commands not allowed after non deterministic", // Redis 5 and 6
 			"its scripts may not write once they have read the clock; set lua-replicate-commands to yes, or use Redis 7 or later"},
@@ -143,7 +146,7 @@ func lacking(err error) (text string, missing bool) {
 			return clientLacks(l.what), true
 		}
 	}
-	if _, each, asked := strings.Cut(answer, "all sentinels specified in configuration are unreachable: "); asked && onlyNil(each) {
+	if _, each, asked := strings.Cut(strings.ToLower(err.Error()), "all sentinels specified in configuration are unreachable: "); asked && onlyNil(each) {
 		return clientLacks("its Sentinels know no primary of that name; set MasterName to the name in their configuration"), true
 	}
 	return "", false
@@ -198,46 +201,39 @@ func elsewhere(err error) bool {
 			return true
 		}
 	}
-	return readOnly(err) || IsServerReply(err) && strings.Contains(err.Error(), "cluster is down")
+	return readOnly(err) || IsServerReply(err) && says(err, "while the cluster is down")
 }
 
 // OnlyOperatorHelps reports whether err is a reply of Redis whose cause only an operator can remove,
-// so that repeating the command soon is pointless. It looks for the markers anywhere in the text,
-// because Redis puts a prefix before them if the failed command was inside a script, and the prefix
-// differs between versions.
+// so that repeating the command soon is pointless.
 func OnlyOperatorHelps(err error) bool {
-	if err == nil {
-		return false
+	if hasCode(err, "NOAUTH", "WRONGPASS", "NOPERM") || wrongType(err) || insideScript(err) {
+		return true
 	}
-	for _, mark := range [...]string{
-		"NOAUTH", "WRONGPASS", "NOPERM", "WRONGTYPE", "unauthenticated",
-		"Operation against a key holding the wrong kind of value",
+	if says(err,
+		"unauthenticated multibulk length", "unauthenticated bulk length",
 		"running in protected mode",
-	} {
-		if strings.Contains(err.Error(), mark) {
-			return true
-		}
+		// of errors of which only the text is left
+		"NOAUTH Authentication required", "WRONGPASS invalid username-password pair",
+		"NOPERM this user has no permissions to", "NOPERM No permissions to access", "has no permissions to run the",
+	) {
+		return true
 	}
-	return errors.As(err, new(*LackingError)) || insideScript(err)
+	return errors.As(err, new(*LackingError))
 }
 
 // insideScript reports whether err says that the user lacks the right to a command that a script calls. What the
 // script has done before that stays done.
 func insideScript(err error) bool {
-	for _, mark := range [...]string{
+	return says(err,
 		"can't run this command", "can't access at least one of the", // up to Redis 7.0
 		"ACL failure in script", // from Redis 7.2 on, and Valkey
-	} {
-		if strings.Contains(err.Error(), mark) {
-			return true
-		}
-	}
-	return false
+	)
 }
 
 // wrongType reports whether err says that a key holds another type of value.
 func wrongType(err error) bool {
-	return err != nil && strings.Contains(err.Error(), "wrong kind of value")
+	return err != nil && (hasCode(err, "WRONGTYPE") || says(err, "Operation against a key holding the wrong kind of value"))
 }
 
 // IsServerReply reports whether err is a reply of Redis, or of a proxy in front of it. No script replies

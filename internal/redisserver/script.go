@@ -5,7 +5,6 @@ import (
 	"embed"
 	"encoding/hex"
 	"slices"
-	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -90,8 +89,7 @@ func lineOf(keys []any, args ...any) []any {
 
 // unknownScript reports whether the server did nothing because it does not know the script: the
 // server is new or was restarted, or its scripts were flushed. A hook may have put the reply into an
-// error of its own, of which only the text is left. There the whole sentence is looked for, because
-// such a text may also have the name of a lock.
+// error of its own, of which only the text is left.
 func unknownScript(err error) bool {
-	return err != nil && (redis.HasErrorPrefix(err, "NOSCRIPT") || strings.Contains(err.Error(), "NOSCRIPT No matching script"))
+	return err != nil && (redis.HasErrorPrefix(err, "NOSCRIPT") || says(err, "NOSCRIPT No matching script"))
 }

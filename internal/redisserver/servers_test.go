@@ -62,18 +62,13 @@ func TestKeysAreNamedInScriptsAsProxiesWantThem(t *testing.T) {
 // answers is a hook that stands in for a server: it answers each script with the same error.
 type answers struct{ text string }
 
-type refusal string
-
-func (r refusal) Error() string { return string(r) }
-func (refusal) RedisError()     {}
-
 func (h answers) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (h answers) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if strings.HasPrefix(cmd.Name(), "eval") {
-			cmd.SetErr(refusal(h.text))
-			return refusal(h.text)
+			cmd.SetErr(answerError(h.text))
+			return answerError(h.text)
 		}
 		return next(ctx, cmd)
 	}
@@ -126,7 +121,7 @@ func TestTheFirstAnswerOfAServerThatLacksSomethingSaysWhat(t *testing.T) {
 	for _, passing := range []string{"LOADING Redis is loading the dataset in memory", "BUSY Redis is busy running a script", "TRYAGAIN Multiple keys request during rehashing of slot",
 		"failed to enable maintnotifications: LOADING Redis is loading the dataset in memory",
 		"redis: all sentinels specified in configuration are unreachable: redis: nil\ndial tcp 127.0.0.1:1: connect: connection refused"} {
-		if _, missing := lacking(refusal(passing)); missing {
+		if _, missing := lacking(answerError(passing)); missing {
 			t.Errorf("%q is taken for something that a server lacks", passing)
 		}
 	}
@@ -191,7 +186,7 @@ func TestTheErrorsOfOneNodesClientAreNamedAlsoInsideAnotherType(t *testing.T) {
 	if err := conn.Close(); err != nil {
 		t.Fatal(err)
 	}
-	moved := refusal("MOVED 8157 127.0.0.1:7001")
+	moved := answerError("MOVED 8157 127.0.0.1:7001")
 	if err := one.explain(moved); !errors.As(err, new(*LackingError)) {
 		t.Errorf("the node is part of a Cluster, and the error is %v", err)
 	}
