@@ -169,34 +169,27 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	if o.quarantine > 0 {
 		return nil, invalid("WithQuarantine is for NewQuorum")
 	}
-	kind, err := kindOf(rdb)
+	d, err := deploymentOf(rdb)
 	if err != nil {
 		return nil, err
 	}
-	if read := readTimeoutOf(rdb); o.replicas > 0 && read > 0 && read <= o.replicasWait {
-		return nil, invalid("timeout %v for replicas must be shorter than the Redis client's ReadTimeout of %v, which ends the wait for them", o.replicasWait, read)
+	if o.replicas > 0 && d.ReadTimeout > 0 && d.ReadTimeout <= o.replicasWait {
+		return nil, invalid("timeout %v for replicas must be shorter than the Redis client's ReadTimeout of %v, which ends the wait for them", o.replicasWait, d.ReadTimeout)
 	}
 	server := redisserver.New(rdb, o.prefix)
-	c := newClient(o, kind)
+	c := newClient(o, d.Proof())
 	c.pool = &poolCheck{client: c, server: server}
 	server.OnSilence = c.pool.hadNoAnswer
 	c.server = withReplicas(server, &o)
-	c.inbox = inboxes{newInbox(c, server.Rdb)}
-	c.slotMap = newSlotMap(c, rdb)
-	switch kind {
-	case unknownKind:
+	c.inbox = inboxes{newInbox(c, server.Deployment)}
+	c.slotMap = newSlotMap(c, d)
+	switch {
+	case d.Kind == redisserver.UnknownKind:
 		c.log.unknownClient()
-	case clustered:
-		o := rdb.(interface{ Options() *redis.ClusterOptions }).Options()
-		if !o.ContextTimeoutEnabled || o.ReadTimeout < 0 || o.WriteTimeout < 0 { // less than 0: -2 was set
-			c.log.unbounded()
-		}
-	case oneNode:
-		if !server.HonorsDeadlines() {
-			c.log.unbounded()
-		}
+	case !server.Bounded: // it may be, where the client is not
+		c.log.unbounded()
 	}
-	if keepsSentinel(rdb) {
+	if d.KeepsSentinel() {
 		c.log.keepsSentinel()
 	}
 	c.metrics.register()
@@ -204,12 +197,12 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 }
 
 // newClient returns a client that has no server yet.
-func newClient(o clientOptions, kind kindOfRedis) *Client {
+func newClient(o clientOptions, proof protocol.Proof) *Client {
 	c := &Client{
 		opts:    o,
 		id:      protocol.NewClientID(o.owner),
 		began:   time.Now(),
-		proof:   kind.proof(),
+		proof:   proof,
 		table:   map[string]*entry{},
 		closing: make(chan struct{}),
 		drained: make(chan struct{}),
@@ -239,66 +232,17 @@ func (c *Client) unmade() bool { return c == nil || c.server == nil }
 // maxLosses bounds the losses that are queued for a loss handler that blocks.
 const maxLosses = 100_000
 
-// kindOfRedis is what is known about a Redis client.
-type kindOfRedis uint8
-
-const (
-	unknownKind kindOfRedis = iota
-	oneNode                 // the count of PUBLISH tells whether a client is there
-	clustered
-)
-
-// kindOf decides by the method Options, which a type that embeds a client also has.
-func kindOf(rdb redis.UniversalClient) (kindOfRedis, error) {
+// deploymentOf returns what is known about rdb, or an error if that cannot keep locks.
+func deploymentOf(rdb redis.UniversalClient) (redisserver.Deployment, error) {
 	if isNil(rdb) {
-		return 0, invalid("the Redis client is nil")
+		return redisserver.Deployment{}, invalid("the Redis client is nil")
 	}
-	switch rdb.(type) {
-	case interface{ Options() *redis.Options }:
-		return oneNode, nil
-	case interface{ Options() *redis.ClusterOptions }:
-		return clustered, nil
-	case interface{ Options() *redis.RingOptions }:
-		return 0, invalid("a *redis.Ring cannot keep locks: it picks shards by name, so messages about a lock reach another shard; " +
+	d := redisserver.DeploymentOf(rdb)
+	if d.Kind == redisserver.Ring {
+		return d, invalid("a *redis.Ring cannot keep locks: it picks shards by name, so messages about a lock reach another shard; " +
 			"use a *redis.Client for one of its nodes, or a Cluster")
 	}
-	return unknownKind, nil
-}
-
-// readTimeoutOf returns the ReadTimeout of rdb: less than 0 if -2 was set, because its connections accept
-// no deadlines, and 0 if -1 was set, for no limit, or if it is not known.
-func readTimeoutOf(rdb redis.UniversalClient) time.Duration {
-	switch rdb := rdb.(type) {
-	case interface{ Options() *redis.Options }:
-		return rdb.Options().ReadTimeout
-	case interface{ Options() *redis.ClusterOptions }:
-		return rdb.Options().ReadTimeout
-	}
-	return 0
-}
-
-// keepsSentinel reports whether rdb follows Sentinels and waits for one that hangs for as long as it may
-// dial, so that it has no time left to ask another one.
-func keepsSentinel(rdb redis.UniversalClient) bool {
-	c, ok := rdb.(interface{ Options() *redis.Options })
-	if !ok || c.Options().Addr != failoverAddr {
-		return false
-	}
-	o := c.Options()
-	reads := 2 * time.Duration(max(o.MaxRetries, 0)+1) // it asks twice
-	return o.ReadTimeout <= 0 || reads*o.ReadTimeout >= o.DialTimeout
-}
-
-// proof returns what can prove to others that a client whose inbox was confirmed is gone. In a
-// Cluster nothing can: no node counts the subscribers of all nodes.
-func (k kindOfRedis) proof() protocol.Proof {
-	switch k {
-	case oneNode:
-		return protocol.Counted
-	case clustered:
-		return protocol.Provisionally
-	}
-	return protocol.Unproved
+	return d, nil
 }
 
 // begin starts the goroutines that last as long as the client.

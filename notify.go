@@ -33,11 +33,9 @@ const (
 type inbox struct {
 	alarm
 	client  *Client
-	rdb     redis.UniversalClient
+	at      redisserver.Deployment
 	channel string
 	place   int // the number of its server in a quorum
-
-	noDeadlines bool // a timeout of -2 was set: connections accept none
 
 	quit    context.Context
 	halt    context.CancelFunc
@@ -55,9 +53,8 @@ type inbox struct {
 	node    string             // the node of a Cluster at which sub was made; written by run only
 }
 
-func newInbox(c *Client, rdb redis.UniversalClient) *inbox {
-	in := &inbox{client: c, rdb: rdb, channel: protocol.InboxChannel(c.opts.prefix, c.id), hasten: make(chan struct{}, 1), hearing: lockstate.InboxHealth{Counts: c.proof == protocol.Counted}}
-	in.noDeadlines = readTimeoutOf(rdb) < 0
+func newInbox(c *Client, at redisserver.Deployment) *inbox {
+	in := &inbox{client: c, at: at, channel: protocol.InboxChannel(c.opts.prefix, c.id), hasten: make(chan struct{}, 1), hearing: lockstate.InboxHealth{Counts: c.proof == protocol.Counted}}
 	in.quit, in.halt = context.WithCancel(context.Background())
 	return in
 }
@@ -133,7 +130,7 @@ func (in *inbox) server() serverName {
 	if in.client.quorum == nil {
 		return serverName{}
 	}
-	return serverName{in.place + 1, addrOf(in.rdb)}
+	return serverName{in.place + 1, in.at.Addr()}
 }
 
 // reach says how messages of other processes reach this client.
@@ -289,27 +286,22 @@ func forbids(err error) bool {
 	return true
 }
 
-// clusterNodes is a *redis.ClusterClient, or a type that embeds one.
-type clusterNodes interface {
-	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
-}
-
 // newSubscription returns a subscription that has no channel yet. In a Cluster, every node passes
 // on what is published at any other. go-redis uses the node that serves the channel's slot, and
 // continues to use it even if it is dead or frozen and no replica takes its place. So each
 // subscription is made at a different master from the one before.
 func (in *inbox) newSubscription(life context.Context) *redis.PubSub {
-	if cluster, ok := in.rdb.(clusterNodes); ok {
-		if node := in.otherMaster(cluster); node != nil {
+	if in.at.Masters != nil {
+		if node := in.otherMaster(); node != nil {
 			in.setNode(node.Options().Addr)
 			return subscriptionAt(life, node)
 		}
 	}
 	in.setNode("")
-	if one, ok := in.rdb.(*redis.Client); ok {
-		return subscriptionAt(life, one)
+	if in.at.Own != nil {
+		return subscriptionAt(life, in.at.Own)
 	}
-	return in.rdb.Subscribe(life)
+	return in.at.Rdb.Subscribe(life)
 }
 
 // subscriptionAt returns a subscription at one server. While go-redis waits for the greeting of a new
@@ -329,11 +321,11 @@ func (in *inbox) setNode(addr string) {
 
 // otherMaster returns nil if it finds no other master: there may be none, or no answer. Asking for
 // the slots dials, which calls user code.
-func (in *inbox) otherMaster(cluster clusterNodes) *redis.Client {
+func (in *inbox) otherMaster() *redis.Client {
 	defer in.client.recoverPanic("MasterForKey of the Redis client")
 	key := in.channel
 	for range 10 { // the key of another master is found by chance
-		node, err := cluster.MasterForKey(in.quit, key)
+		node, err := in.at.Masters.MasterForKey(in.quit, key)
 		if err != nil {
 			return nil
 		}
@@ -405,7 +397,7 @@ func (in *inbox) listen(life context.Context, sub *redis.PubSub) error {
 // that: confirmWait before the confirmation, and after it the subscription's life, which a missing echo ends.
 func (in *inbox) next(life context.Context, sub *redis.PubSub) (any, error) {
 	forever := time.Duration(0)
-	if in.noDeadlines {
+	if in.at.ReadTimeout < 0 { // connections know no deadlines
 		forever = -1
 	}
 	if in.is(lockstate.Joined) {
@@ -414,7 +406,7 @@ func (in *inbox) next(life context.Context, sub *redis.PubSub) (any, error) {
 	ctx, cancel := context.WithTimeout(life, confirmWait)
 	defer cancel()
 	soon := confirmWait
-	if in.noDeadlines {
+	if in.at.ReadTimeout < 0 {
 		soon = forever
 		defer time.AfterFunc(confirmWait, func() { in.leave() }).Stop()
 	}

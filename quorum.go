@@ -20,9 +20,6 @@ import (
 
 const defaultQuarantine = time.Minute
 
-// failoverAddr is what redis.NewFailoverClient gives as its client's address, which has no port.
-const failoverAddr = "FailoverClient"
-
 // NewQuorum returns a client whose locks live on several independent Redis servers, a majority of
 // which has to grant each lease. This algorithm is called Redlock. There must be 3, 5 or 7 servers,
 // none of them a replica of another. Locks keep working while a majority of the servers answers.
@@ -63,28 +60,30 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 	case o.lock.TTL > o.quarantine:
 		return nil, invalid("TTL %v is longer than the quarantine of %v", o.lock.TTL, o.quarantine)
 	}
+	addrs := make([]string, len(rdbs))
 	for i, rdb := range rdbs {
-		kind, err := kindOf(rdb)
+		d, err := deploymentOf(rdb)
 		if err != nil {
 			return nil, fmt.Errorf("%w (server %d of the quorum)", err, i+1)
 		}
-		if kind != oneNode {
+		if d.Kind != redisserver.OneNode {
 			return nil, invalid("server %d of the quorum: the Redis client is not a client of a single server", i+1)
 		}
-		addr := addrOf(rdb)
-		if addr == failoverAddr {
+		if d.FollowsSentinel() {
 			return nil, invalid("server %d of the quorum: the Redis client follows Sentinel to a replica, which may lack leases; use redis.NewClient", i+1)
 		}
-		if twin := slices.IndexFunc(rdbs[:i], func(other redis.UniversalClient) bool { return addrOf(other) == addr }); twin >= 0 {
+		addr := d.Addr()
+		if twin := slices.Index(addrs[:i], addr); twin >= 0 {
 			return nil, invalid("servers %d and %d of the quorum are one server: both have the address %s (if their Dialers lead elsewhere, give each its own Addr)", twin+1, i+1, addr)
 		}
+		addrs[i] = addr
 	}
-	c := newClient(o, oneNode)
-	c.slotMap = newSlotMap(c, nil)
-	q := quorum.Options{Quarantine: o.quarantine, Client: c.id, Base: c.base, Start: c.startMember, Deliver: c.deliver, Reports: c.reports(rdbs)}
+	c := newClient(o, protocol.Counted)
+	c.slotMap = newSlotMap(c, redisserver.Deployment{})
+	q := quorum.Options{Quarantine: o.quarantine, Client: c.id, Base: c.base, Start: c.startMember, Deliver: c.deliver, Reports: c.reports(addrs)}
 	for i, rdb := range rdbs {
 		srv := redisserver.NewMember(rdb, o.prefix, o.quarantine)
-		in := newInbox(c, srv.Rdb)
+		in := newInbox(c, srv.Deployment)
 		in.place = i
 		c.inbox = append(c.inbox, in)
 		q.Members, q.Inboxes = append(q.Members, srv), append(q.Inboxes, memberInbox{in})
@@ -108,20 +107,8 @@ func WithQuarantine(d time.Duration) Option {
 	})
 }
 
-// addrOf returns the address of a client of a single server.
-func addrOf(rdb redis.UniversalClient) string {
-	if one, ok := rdb.(interface{ Options() *redis.Options }); ok {
-		return one.Options().Addr
-	}
-	return ""
-}
-
 // reports returns functions that log what becomes known about the servers.
-func (c *Client) reports(rdbs []redis.UniversalClient) quorum.Reports {
-	addrs := make([]string, len(rdbs))
-	for i, rdb := range rdbs {
-		addrs[i] = addrOf(rdb)
-	}
+func (c *Client) reports(addrs []string) quorum.Reports {
 	return quorum.Reports{
 		Left: func(i, answering int, why error) {
 			c.log.serverLeft(i+1, addrs[i], answering, len(addrs), why)

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 const (
@@ -47,8 +48,8 @@ const (
 type slotMap struct {
 	alarm
 	client  *Client
-	rdb     stateReloader // nil where there are no slots
-	masters clusterNodes  // nil where one node has all locks
+	rdb     redisserver.Slots   // nil where there are no slots
+	masters redisserver.Masters // nil where one node has all locks
 
 	stale atomic.Bool // whether fresh is set; written under mu
 
@@ -66,19 +67,13 @@ type slotMap struct {
 // movement is when commands of one lock met nodes that named other ones.
 type movement struct{ first, last time.Time }
 
-// stateReloader is a *redis.ClusterClient, or a type that embeds one.
-type stateReloader interface{ ReloadState(context.Context) }
-
-// masterVisitor is a stateReloader that can reload several times at once.
+// masterVisitor is a redisserver.Slots that can reload several times at once.
 type masterVisitor interface {
 	ForEachMaster(context.Context, func(context.Context, *redis.Client) error) error
 }
 
-func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
-	m := &slotMap{client: c, running: map[int]time.Time{}, moved: map[string]movement{}}
-	m.rdb, _ = rdb.(stateReloader)
-	m.masters, _ = rdb.(clusterNodes)
-	return m
+func newSlotMap(c *Client, of redisserver.Deployment) *slotMap {
+	return &slotMap{client: c, rdb: of.Slots, masters: of.Masters, running: map[int]time.Time{}, moved: map[string]movement{}}
 }
 
 // moves notes that a command of a lock met a node that named another one, and reports whether that is passing, until

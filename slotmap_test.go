@@ -48,7 +48,7 @@ func (r *reloads) since(began time.Time) (at []time.Duration) {
 }
 
 // reloading returns a client without Redis and without an inbox, whose slots are r's.
-func reloading(t *testing.T, r stateReloader) *Client {
+func reloading(t *testing.T, r redisserver.Slots) *Client {
 	c := onStub(t, 0, 0)
 	c.slotMap.rdb = r
 	c.group.start(c.watchdog.run)
@@ -484,8 +484,8 @@ func TestAClusterClientBehindSentinelCountsAsACluster(t *testing.T) {
 		"NewUniversalClient":       redis.NewUniversalClient(&redis.UniversalOptions{MasterName: "m", Addrs: at, RouteRandomly: true}),
 	} {
 		defer rdb.Close()
-		if kind, err := kindOf(rdb); kind != clustered || err != nil {
-			t.Errorf("%s: %v, %v", what, kind, err)
+		if d, err := deploymentOf(rdb); d.Kind != redisserver.Cluster || err != nil {
+			t.Errorf("%s: %v, %v", what, d.Kind, err)
 		}
 	}
 }
@@ -583,7 +583,7 @@ func (s *halfHanging) canceled() []string {
 }
 
 // onHalfHanging returns a client of such a Cluster.
-func onHalfHanging(t *testing.T, masters clusterNodes, opts ...Option) (*Client, *halfHanging) {
+func onHalfHanging(t *testing.T, masters redisserver.Masters, opts ...Option) (*Client, *halfHanging) {
 	c := onStub(t, 0, 0, append([]Option{WithLossHandler(func(LossEvent) {})}, opts...)...)
 	s := &halfHanging{stubServer: c.server.(*stubServer), takes: time.Second}
 	c.server = s

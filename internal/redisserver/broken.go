@@ -92,20 +92,19 @@ func (s *Server) answers(ctx context.Context, line []any, err error) bool {
 const searchEvery = time.Second
 
 // nodeOfLine returns the node that has the first key of a line.
-func (s *Server) nodeOfLine(ctx context.Context, line []any) (redis.UniversalClient, error) {
+func (s *Server) nodeOfLine(ctx context.Context, line []any) (Deployment, error) {
 	key, _ := line[firstKey].(string)
 	return s.nodeOf(ctx, key)
 }
 
 // clearPool sends a command, the probe, on the connections that pipelines use or on the others, until it is
 // carried out or all connections that are idle must have been tried, and reports whether it was. A probe
-// that meets a stale connection has go-redis discard it. rdb must be a client of one node; otherwise
-// clearPool does nothing.
-func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipelines bool, probe ...any) (answered bool) {
-	node, ok := rdb.(oneNode)
-	if !ok {
+// that meets a stale connection has go-redis discard it. If on is not a client of one node, clearPool does nothing.
+func (s *Server) clearPool(ctx context.Context, on Deployment, pipelines bool, probe ...any) (answered bool) {
+	if on.Kind != OneNode {
 		return false
 	}
+	rdb := on.Rdb
 	idle := idleIn(rdb, pipelines)
 	for tries := 0; tries <= idle; tries++ { // the last one on a connection that is new
 		fresh := idleIn(rdb, pipelines) == 0
@@ -114,7 +113,7 @@ func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipel
 			err = nil
 		}
 		switch {
-		case err == nil && !node.Options().PoolFIFO:
+		case err == nil && !on.options.PoolFIFO:
 			return true // and the connection is the next one to be used
 		case err == nil:
 			answered = true

@@ -59,16 +59,15 @@ type turn struct {
 // take waits until a command to the node may be sent, and returns what to call once it was answered. It returns an
 // error if that would leave less than least of the time that the command has. When its time is over, another command
 // may be sent, even if a hook keeps this one.
-func (t *turns) take(ctx context.Context, node redis.UniversalClient, least time.Duration) (done func(), err error) {
-	one, ok := node.(oneNode)
-	if !ok {
+func (t *turns) take(ctx context.Context, node Deployment, least time.Duration) (done func(), err error) {
+	if node.Kind != OneNode {
 		return func() {}, nil
 	}
-	key, _ := node.(*redis.Client)
+	key := node.Own
 	t.mu.Lock()
 	mine := t.of[key]
 	if mine == nil {
-		mine = &turn{taken: make(chan struct{}, max(1, pipelineConns(node, one.Options())/2))}
+		mine = &turn{taken: make(chan struct{}, max(1, pipelineConns(node.Rdb, node.options)/2))}
 		t.of[key] = mine
 	}
 	mine.users++
@@ -190,7 +189,7 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 		}
 		defer done() // even if a hook panics
 	}
-	confirmed := s.confirming(node)
+	confirmed := s.confirming(node.Rdb)
 	a, err := confirmed.Do(ctx, k, c)
 	if err != nil || a.Outcome != protocol.Granted {
 		return a, err
@@ -271,7 +270,7 @@ func (s *ReplicatedServer) Renew(ctx context.Context, batch []protocol.Renewal) 
 		}
 		return
 	}
-	confirmed := s.confirming(node)
+	confirmed := s.confirming(node.Rdb)
 	confirmed.Renew(ctx, batch)
 	if err = confirmed.counted(); err == nil {
 		return

@@ -45,7 +45,7 @@ func TestHalfOfAPoolMayWaitForReplicas(t *testing.T) {
 			take := func() (func(), error) {
 				ctx, cancel := context.WithTimeout(t.Context(), protocol.CommandTimeout)
 				t.Cleanup(cancel)
-				return all.take(ctx, c.rdb, least)
+				return all.take(ctx, DeploymentOf(c.rdb), least)
 			}
 			var taken []func()
 			for range c.most {
@@ -83,14 +83,14 @@ func TestACommandThatAHookKeepsHasItsTurnForItsTimeOnly(t *testing.T) {
 		all := turns{of: map[*redis.Client]*turn{}}
 		ctx, cancel := context.WithTimeout(t.Context(), protocol.CommandTimeout)
 		defer cancel()
-		done, err := all.take(ctx, &pool{options: redis.Options{PoolSize: 2}}, 0)
+		done, err := all.take(ctx, DeploymentOf(&pool{options: redis.Options{PoolSize: 2}}), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		began := time.Now()
 		later, stop := context.WithTimeout(t.Context(), 2*protocol.CommandTimeout)
 		defer stop()
-		next, err := all.take(later, &pool{options: redis.Options{PoolSize: 2}}, 0)
+		next, err := all.take(later, DeploymentOf(&pool{options: redis.Options{PoolSize: 2}}), 0)
 		if err != nil || time.Since(began) != protocol.CommandTimeout {
 			t.Fatalf("the next has its turn after %v: %v", time.Since(began), err)
 		}
@@ -151,7 +151,7 @@ func TestAnOwnersQuestionAndItsDowngradeWaitForNoTurn(t *testing.T) {
 		owner := s.writer("a")
 		s.acquire(owner)
 		for range pipelineConns(r.Rdb, s.rdb.Options()) / 2 {
-			done, err := r.turns.take(t.Context(), r.Rdb, 0)
+			done, err := r.turns.take(t.Context(), r.Deployment, 0)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -18,12 +18,11 @@ import (
 
 // Server runs commands on one deployment. It is safe for concurrent use.
 type Server struct {
-	Rdb       redis.UniversalClient
+	Deployment
 	Inboxes   string           // prefix of inbox channels, before a client's name
 	OnSilence func(key string) // called, if not nil, when a command about the key had no answer in time; must not block
 	args      *arguments
-	batches   *batcher // nil if each command is sent by itself
-	deadlines bool
+	batches   *batcher      // nil if each command is sent by itself
 	sent      *atomic.Int64 // number of commands sent so far
 	began     time.Time
 	searched  *atomic.Int64 // when the pool was last found to lead to a replica only, in ns since began; else 0
@@ -36,44 +35,28 @@ type Server struct {
 	settled    *atomic.Pointer[any]
 }
 
-// HonorsDeadlines reports whether a command ends when its context does.
-func (s *Server) HonorsDeadlines() bool { return s.deadlines }
+// HonorsDeadlines reports whether a command ends when its context does. That of a Cluster's client may first
+// wait for the slots, whatever the context.
+func (s *Server) HonorsDeadlines() bool { return s.Bounded && s.Kind == OneNode }
 
 // Commands returns how many commands have been sent.
 func (s *Server) Commands() int64 { return s.sent.Load() }
 
-// oneNode is a *redis.Client, or a type that embeds one.
-type oneNode interface{ Options() *redis.Options }
-
 // New returns a Server that uses rdb. If rdb is a plain *redis.Client, the Server uses a clone of
 // it that honors deadlines.
 func New(rdb redis.UniversalClient, prefix string) *Server {
-	s := &Server{sent: new(atomic.Int64), began: time.Now(), searched: new(atomic.Int64), Rdb: rdb, Inboxes: protocol.InboxChannel(prefix, "")}
+	s := &Server{Deployment: DeploymentOf(rdb), sent: new(atomic.Int64), began: time.Now(), searched: new(atomic.Int64), Inboxes: protocol.InboxChannel(prefix, "")}
 	s.args = newArguments(s.Inboxes)
-	node, ok := rdb.(oneNode)
-	c, plain := rdb.(*redis.Client)
-	switch {
-	case ok && (node.Options().ReadTimeout < 0 || node.Options().WriteTimeout < 0):
-		// -2 was set for connections that know no deadlines, and then a context bounds nothing either.
-	case ok && node.Options().ContextTimeoutEnabled:
-		s.deadlines = true
-	case plain:
-		// The clone shares the pool of connections. Its timeout is short, because a
-		// command without an answer is repeated under the same id on another
-		// connection.
-		limit := protocol.CommandTimeout
-		if t := c.Options().ReadTimeout; t > 0 { // 0: -1 was set, for no limit
-			limit = min(limit, t)
+	if !s.Bounded {
+		var cloned bool
+		if s.Deployment, cloned = s.withContexts(); cloned {
+			s.args.spare = new(sync.Pool) // there are no hooks, which could keep what they see; nor must the recorder of redis.SetOTelRecorder keep it
 		}
-		own := c.WithTimeout(limit)
-		own.Options().ContextTimeoutEnabled = true // the clone has its own copy
-		s.Rdb, s.deadlines = own, true
-		s.args.spare = new(sync.Pool) // there are no hooks, which could keep what they see; nor must the recorder of redis.SetOTelRecorder keep it
 	}
 	// A Cluster's pipeline waits for all nodes that it names, so one that hangs would hold up the
 	// locks of the others. And a user's type may do anything with single commands that it does not
 	// do with pipelines.
-	if plain {
+	if s.Own != nil {
 		s.batches = newBatcher(s)
 	}
 	return s
@@ -174,18 +157,18 @@ func (s *Server) Ping(ctx context.Context) error {
 
 // explain turns an error of go-redis into one that names the cause.
 func (s *Server) explain(err error) error {
-	node, ok := s.Rdb.(oneNode)
+	one := s.Kind == OneNode
 	switch {
 	case err == nil:
 		return nil
-	case ok && errors.Is(err, redis.ErrClosed): // a cluster client also returns it for a node that left
+	case one && errors.Is(err, redis.ErrClosed): // a cluster client also returns it for a node that left
 		return ErrRedisClosed
-	case ok && redis.HasErrorPrefix(err, "MOVED"): // a cluster client would have followed it
+	case one && redis.HasErrorPrefix(err, "MOVED"): // a cluster client would have followed it
 		return &LackingError{clientLacks("it is part of a Cluster; use redis.NewClusterClient"), err}
-	case ok && errors.Is(err, context.DeadlineExceeded) && !notSent(err):
+	case one && errors.Is(err, context.DeadlineExceeded) && !notSent(err):
 		// Waiting for a connection ends with the context, and the error does not say
 		// so. All connections being in use is the best evidence left.
-		if pool, size := s.Rdb.PoolStats(), node.Options().PoolSize; int(pool.TotalConns)-int(pool.IdleConns) >= size {
+		if pool, size := s.Rdb.PoolStats(), s.options.PoolSize; int(pool.TotalConns)-int(pool.IdleConns) >= size {
 			return errPoolExhausted{size}
 		}
 		if late, ok := err.(errTooLate); ok { //nolint:errorlint // it is never wrapped
@@ -572,12 +555,12 @@ func (s *Server) Echo(ctx context.Context, k *protocol.Keys, channel, nonce stri
 	defer stop()
 	node, err := s.nodeOf(ctx, k.Lock)
 	if err != nil {
-		node = s.Rdb
+		node = s.Deployment
 	}
 	// A demoted primary would publish, and count its own subscribers. So a write that changes nothing
 	// leaves on the same connection: a server that is read-only refuses it.
 	var n *redis.IntCmd
-	_, err = node.Pipelined(ctx, func(p redis.Pipeliner) error {
+	_, err = node.Rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		p.ZRem(ctx, k.Readers(), "")
 		n = p.Publish(ctx, channel, protocol.FormatTag+string(protocol.MessageEcho)+" "+nonce)
 		return nil
@@ -586,22 +569,6 @@ func (s *Server) Echo(ctx context.Context, k *protocol.Keys, channel, nonce stri
 		return protocol.EchoDenied, nil
 	}
 	return int(n.Val()), s.explain(err)
-}
-
-// nodeOf returns the node that has the key, for a command that names no key and that the client of
-// a Cluster would therefore send to any node.
-func (s *Server) nodeOf(ctx context.Context, key string) (redis.UniversalClient, error) {
-	if cluster, ok := s.Rdb.(clusterNodes); ok {
-		ctx, stop := bounded(ctx)
-		defer stop()
-		return cluster.MasterForKey(ctx, key)
-	}
-	return s.Rdb, nil
-}
-
-// clusterNodes is a *redis.ClusterClient or a type that embeds one.
-type clusterNodes interface {
-	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
 }
 
 // Evict ends the ownership of the lock and notifies its owners. It returns 1 if there were any, as the

@@ -68,11 +68,12 @@ func (s *Server) hadNoAnswer(line []any, err error) {
 // and so call its Dialer and OnConnect. The new connection that decides is made without dial hooks, which
 // go-redis lets nobody call.
 func (s *Server) DropSilent(ctx context.Context, keys ...string) (silent int, again bool) {
-	nodes := []redis.UniversalClient{s.Rdb}
-	if _, ok := s.Rdb.(clusterNodes); ok {
+	nodes := []Deployment{s.Deployment}
+	if s.Masters != nil {
 		nodes = nil
 		for _, key := range keys {
-			if node, err := s.nodeOf(ctx, key); err == nil && !slices.Contains(nodes, node) {
+			node, err := s.nodeOf(ctx, key)
+			if err == nil && !slices.ContainsFunc(nodes, func(other Deployment) bool { return other.Own == node.Own }) {
 				nodes = append(nodes, node)
 			}
 		}
@@ -109,29 +110,21 @@ func inParallel(n int, f func(i int)) {
 	}
 }
 
-// plainNode is a *redis.Client, or a type that embeds one. The clones that it makes have neither its hooks
-// nor its Limiter, which would see many failures at once.
-type plainNode interface {
-	oneNode
-	WithTimeout(time.Duration) *redis.Client
-}
-
 // dropSilentOf looks at the connections to a node that pipelines use, or at the others.
-func (s *Server) dropSilentOf(ctx context.Context, rdb redis.UniversalClient, pipelines bool) (silent int, again bool) {
-	node, ok := rdb.(plainNode)
-	if !ok {
+func (s *Server) dropSilentOf(ctx context.Context, on Deployment, pipelines bool) (silent int, again bool) {
+	if on.cloner == nil {
 		return 0, false
 	}
 	clone := func(limit time.Duration) *redis.Client {
-		c := node.WithTimeout(limit)
+		c := on.cloner.WithTimeout(limit)
 		c.Options().ContextTimeoutEnabled, c.Options().Limiter = true, nil // it has its own copy
 		return c
 	}
-	idle := func() int { return unused(rdb, pipelines) }
+	idle := func() int { return unused(on.Rdb, pipelines) }
 	if idle() == 0 {
 		return 0, false // the next command has a new connection
 	}
-	fresh := dialFresh(node.Options())
+	fresh := dialFresh(on.options)
 	defer fresh.close()
 	return s.pingIdle(ctx, fresh, clone, idle, pipelines)
 }
