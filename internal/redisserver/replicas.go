@@ -205,13 +205,11 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 	return protocol.Answer{}, err
 }
 
-// confirming returns a copy of the server that sends WAIT after the commands of each round trip. They
+// confirming returns the server that sends WAIT after the commands of each round trip. They
 // go to one node, but their errors are still explained for the whole client, because the client of a
 // Cluster reports a node that has left as closed.
 func (s *ReplicatedServer) confirming(node redis.UniversalClient) *Server {
-	one := *s.Server
-	one.confirm = &confirmation{node: node, want: s.n, timeout: s.timeout, fewest: math.MaxInt64}
-	return &one
+	return s.by(route{confirm: &confirmation{node: node, want: s.n, timeout: s.timeout, fewest: math.MaxInt64}})
 }
 
 // confirmation has replicas confirm the commands that are sent to one node, in one round trip or, if the server did

@@ -16,24 +16,38 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Server runs commands on one deployment. It is safe for concurrent use.
+// Server runs commands on one deployment, by one route. It is safe for concurrent use.
 type Server struct {
+	*common
+	route
+}
+
+// common is what is the same for all routes to a deployment.
+type common struct {
 	Deployment
 	Inboxes   string           // prefix of inbox channels, before a client's name
 	OnSilence func(key string) // called, if not nil, when a command about the key had no answer in time; must not block
 	args      *arguments
-	batches   *batcher      // nil if each command is sent by itself
-	sent      *atomic.Int64 // number of commands sent so far
+	sent      atomic.Int64 // number of commands sent so far
 	began     time.Time
-	searched  *atomic.Int64 // when the pool was last found to lead to a replica only, in ns since began; else 0
-	confirm   *confirmation // for commands that replicas confirm; else nil
-	mark      string        // key of a quorum's mark, see vote_before.lua; "" if this is not a quorum's server
+	searched  atomic.Int64 // when the pool was last found to lead to a replica only, in ns since began; else 0
+	mark      string       // key of a quorum's mark, see vote_before.lua; "" if this is not a quorum's server
 
 	// For a quorum's server: how long its age matters, and a mark that is older than that, as an
 	// argument of its scripts.
 	quarantine time.Duration
-	settled    *atomic.Pointer[any]
+	settled    atomic.Pointer[any]
 }
+
+// route is how commands are sent: together with commands for other locks, with a WAIT behind each round trip, or,
+// if it is the zero value, by themselves. No route has both.
+type route struct {
+	batches *batcher
+	confirm *confirmation
+}
+
+// by returns the server for commands that take another route.
+func (s *Server) by(other route) *Server { return &Server{s.common, other} }
 
 // HonorsDeadlines reports whether a command ends when its context does. That of a Cluster's client may first
 // wait for the slots, whatever the context.
@@ -45,7 +59,7 @@ func (s *Server) Commands() int64 { return s.sent.Load() }
 // New returns a Server that uses rdb. If rdb is a plain *redis.Client, the Server uses a clone of
 // it that honors deadlines.
 func New(rdb redis.UniversalClient, prefix string) *Server {
-	s := &Server{Deployment: DeploymentOf(rdb), sent: new(atomic.Int64), began: time.Now(), searched: new(atomic.Int64), Inboxes: protocol.InboxChannel(prefix, "")}
+	s := &Server{common: &common{Deployment: DeploymentOf(rdb), began: time.Now(), Inboxes: protocol.InboxChannel(prefix, "")}}
 	s.args = newArguments(s.Inboxes)
 	if !s.Bounded {
 		var cloned bool
@@ -67,7 +81,6 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 func NewMember(rdb redis.UniversalClient, prefix string, quarantine time.Duration) *Server {
 	s := New(rdb, prefix)
 	s.quarantine = quarantine
-	s.settled = new(atomic.Pointer[any])
 	s.mark = protocol.MarkKey(prefix)
 	s.args.mark = s.mark
 	return s
@@ -204,16 +217,11 @@ func (s *Server) send(ctx context.Context, heard bool, script *Script, line []an
 	return nil, s.explain(err)
 }
 
-// alone returns a copy of the server for a command that runs with a user's context, which must not
-// end a pipeline that other commands share.
-func (s *Server) alone() *Server {
-	one := *s
-	one.batches = nil
-	return &one
-}
+// alone returns the server for a command that runs with a user's context, which must not end a pipeline
+// that other commands share.
+func (s *Server) alone() *Server { return s.by(route{}) }
 
-// process sends one command: together with commands for other locks, followed by a WAIT, or by
-// itself.
+// process sends one command by the server's route.
 func (s *Server) process(ctx context.Context, cmd onceCmd, heard bool) error {
 	if s.confirm != nil {
 		s.together(ctx, []onceCmd{cmd}) // which counts it
