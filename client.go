@@ -69,16 +69,19 @@ type Client struct {
 	outage   *outage
 	pool     *poolCheck // nil for a quorum
 	downtime downtime
-	slotMap  *slotMap
-	log      *throttledLog
-	losses   asyncQueue[LossEvent]
-	tracing  *tracing
-	metrics  *metrics
-	slow     *slowWatch
-	group    group
-	stats    counters
-	signals  sync.Pool // see newSignal; not shared, because a channel belongs to one test's bubble
-	recent   recentLocks
+
+	roundTrip protocol.RoundTrip // of locks' commands
+
+	slotMap *slotMap
+	log     *throttledLog
+	losses  asyncQueue[LossEvent]
+	tracing *tracing
+	metrics *metrics
+	slow    *slowWatch
+	group   group
+	stats   counters
+	signals sync.Pool // see newSignal; not shared, because a channel belongs to one test's bubble
+	recent  recentLocks
 
 	// unlocks counts the calls of Unlock that are waiting. Shutdown waits for them, even if
 	// their lock was already removed from the table and only a cancel is still to be confirmed.
@@ -291,6 +294,9 @@ func (c *environment) Jitter() float64 { return rand.Float64() }
 
 // HoldsMany is watchdog.holdsMany.
 func (c *environment) HoldsMany() bool { return c.watchdog.holdsMany() }
+
+// RoundTrip returns how long Redis takes to answer a lock's command.
+func (c *environment) RoundTrip() time.Duration { return c.roundTrip.Estimate() }
 
 // Start returns the instant from which the grid of renewals is counted.
 func (c *environment) Start() time.Time { return c.began }

@@ -409,6 +409,9 @@ func (e *entry) noteReply(cmd *protocol.Command, a *protocol.Answer) {
 // because the effects of a step whose event is a function value go to the heap.
 func (e *entry) answered(cmd *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration) {
 	now := time.Now()
+	if fail == nil {
+		e.client.roundTrip.Took(now.Sub(cmd.At))
+	}
 	var fx lockstate.Effects
 	e.mu.Lock()
 	e.state().Answered(cmd, a, fail, pause, now, &fx)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -225,6 +226,28 @@ func TestATryGetsAnIdleGrantOfAnotherProcess(t *testing.T) {
 			if err := tries.Close(); err != nil {
 				t.Error(err)
 			}
+		}
+	})
+}
+
+// An owner that is asked for a lock that it keeps idle may be far away.
+func TestATryOfAnIdleLockReachesItsFarOwner(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		far := func() *leased.Client {
+			return clientOn(t, s, s.connect(t, func(o *redis.Options) {
+				wrapConns(o, func(conn net.Conn) net.Conn { return &faraway{Conn: conn, delay: 150 * time.Millisecond} })
+			}), leased.WithIdleHold(time.Hour))
+		}
+		owner, tries := far(), far()
+		for range 3 { // the first time, the scripts are loaded as well
+			unlock(t, lock(t, owner.Mutex("x")))
+			unlock(t, lock(t, tries.Mutex("another")))
+			time.Sleep(time.Second)
+			l, err := tries.Mutex("x").TryLockContext(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			unlock(t, l)
 		}
 	})
 }

@@ -306,7 +306,7 @@ func TestAnOperatorOfAQuorumDoesNotWaitForHooksThatBlock(t *testing.T) {
 		began := time.Now()
 		_, err := operator.Inspect(ctx, "x")
 		isAll(t, err, leased.ErrNoQuorum)
-		if took := time.Since(began); took != 3800*time.Millisecond { // that of servers of unknown distance, and of a command
+		if took := time.Since(began); took != 2500*time.Millisecond {
 			t.Errorf("it took %v", took)
 		}
 		close(blocked)

@@ -529,8 +529,7 @@ func TestASilentServerOfAQuorumIsWaitedForOnce(t *testing.T) {
 func TestAFarQuorumAnswersWhileItsPoolsGrow(t *testing.T) {
 	const ms = time.Millisecond
 	for _, distances := range [][]time.Duration{
-		{100 * ms, 100 * ms, 100 * ms}, {200 * ms, 200 * ms, 200 * ms}, {300 * ms, 300 * ms, 300 * ms},
-		{0, 200 * ms, 300 * ms}, {1 * ms, 300 * ms, 300 * ms, 300 * ms, 80 * ms},
+		{100 * ms, 100 * ms, 100 * ms}, {200 * ms, 200 * ms, 200 * ms}, {0, 200 * ms, 200 * ms}, {1 * ms, 200 * ms, 200 * ms, 200 * ms, 80 * ms},
 	} {
 		t.Run(fmt.Sprint(distances), func(t *testing.T) {
 			onSomeMortals(t, len(distances), func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
@@ -589,8 +588,9 @@ func TestAFarServerOfAQuorumIsWaitedForOnce(t *testing.T) {
 				began := time.Now()
 				_, err := c.Mutex("x").TryLockContext(t.Context())
 				isAll(t, err, leased.ErrNoQuorum)
-				// An answer that needed two round trips, because the server did not have the script, may be the last one.
-				if took := time.Since(began); took < want || took > want+want/16 {
+				// It is seen within 100 ms that the server is away. An answer that needed two round trips, because the
+				// server did not have the script, may be the last one.
+				if took := time.Since(began); took < want || took > want+want/16+100*time.Millisecond {
 					t.Errorf("%v away: try %d took %v, want %v", distance, i+1, took, want)
 				}
 				time.Sleep(3 * time.Second)

@@ -16,15 +16,15 @@ import (
 type releaseWait struct{ ctx context.Context }
 
 // minInline is the least time for which Unlock runs its release itself. The command ends with that
-// time, and then counts as one without an answer, so a much shorter time would cut off what Redis is about
-// to answer.
+// time, and then counts as one without an answer, so too short a time would cut off what Redis is about
+// to answer: if the next owner has unlocked before the release is repeated, the lease counts as lost.
 const minInline = time.Second
 
 // inline returns for how long the Unlock of w may run its release in its own goroutine, 0 if it has to be
 // able to stop waiting sooner than the command.
-func (t releaseWait) inline(w *call) time.Duration {
+func (t releaseWait) inline(e *entry, w *call) time.Duration {
 	switch {
-	case t.ctx == nil && w.Opts.ReleaseTimeout >= minInline:
+	case t.ctx == nil && w.Opts.ReleaseTimeout >= max(minInline, e.client.roundTrip.WithConnection()):
 		return w.Opts.ReleaseTimeout
 	case t.ctx != nil && t.ctx.Done() == nil:
 		return protocol.CommandTimeout
@@ -80,7 +80,7 @@ func (e *entry) unlock(t releaseWait, now time.Time, pick func(*lockstate.Lock) 
 	contexts.end(cause)
 	var inlineFor time.Duration
 	if waits && fx.Send.Verb != protocol.Acquire { // else this caller does not wait for the command
-		ifCutShort(func() { e.perform(&fx, idle, 0) }, func() { inlineFor = t.inline(w) }) // a method of t.ctx may panic
+		ifCutShort(func() { e.perform(&fx, idle, 0) }, func() { inlineFor = t.inline(e, w) }) // a method of t.ctx may panic
 	}
 	e.perform(&fx, idle, inlineFor)
 	if waits {

@@ -420,6 +420,39 @@ func TestAReleaseTimeoutDoesNotCutTheReleaseOff(t *testing.T) {
 	})
 }
 
+// To make a connection takes several round trips, and so longer than Unlock waits if the server is far away.
+func TestAReleaseThatMakesAConnectionIsNotCutOff(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logs
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) {
+			wrapConns(o, func(conn net.Conn) net.Conn { return &faraway{Conn: conn, delay: 350 * time.Millisecond} })
+			o.ConnMaxIdleTime = 2 * time.Second
+		}), out.option())
+		next := newClient(t, s)
+		for range 2 { // the first time, the scripts are loaded as well
+			var all sync.WaitGroup
+			for i := range 5 {
+				name := fmt.Sprint("lock ", i)
+				mine := lock(t, c.Mutex(name))
+				theirs := locking(t, next.Mutex(name))
+				s.queued(t, name, 1)
+				all.Go(func() {
+					time.Sleep(5 * time.Second)
+					if err := mine.Unlock(); err != nil && !errors.Is(err, leased.ErrNotReleased) {
+						t.Errorf("Unlock: %v", err)
+					}
+				})
+				all.Go(func() { unlock(t, <-theirs) })
+			}
+			all.Wait()
+			time.Sleep(time.Minute)
+		}
+		if n := c.Stats().Lost; n != 0 || len(out.messages()) > 0 {
+			t.Errorf("%d lost, logged: %q", n, out.messages())
+		}
+	})
+}
+
 func TestUnlockInAnOutageSaysNotReleasedAndTheClientReleasesLater(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, s place) {

@@ -267,7 +267,7 @@ const (
 	// maxInboxWait is how long callers wait in the process for the inbox to be confirmed
 	// before they queue. That happens once in a client's life.
 	maxInboxWait = 2 * time.Second
-	// idleOwnersTime is how long a Try caller waits for an owner that may be idle.
+	// idleOwnersTime is how long a Try caller waits for an owner that may be idle, beside what has to travel.
 	idleOwnersTime = 50 * time.Millisecond
 	// maxSilence is how long Redis may leave a command without an answer before Try callers that came
 	// meanwhile give up.

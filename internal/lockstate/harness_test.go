@@ -35,9 +35,10 @@ type hand struct {
 	connects bool          // the inbox was not confirmed yet
 	joins    bool          // and is at the very moment after the next id was made
 	proof    protocol.Proof
-	cutIn    int // who entered by the short cut
-	cutOut   int // who left by it
-	rested   int // after how many events the lock came to rest
+	cutIn    int           // who entered by the short cut
+	cutOut   int           // who left by it
+	trip     time.Duration // what RoundTrip returns
+	rested   int           // after how many events the lock came to rest
 }
 
 const (
@@ -85,6 +86,8 @@ func (h *hand) HasInbox() bool   { return !h.polling }
 func (h *hand) Subscribed() bool { return protocol.Proof(h.proof) == protocol.Counted }
 
 func (h *hand) InboxPending() bool { return h.connects }
+
+func (h *hand) RoundTrip() time.Duration { return h.trip }
 
 func (h *hand) Start() time.Time { return h.began }
 

@@ -81,6 +81,8 @@ type Environment interface {
 	// to: Subscribed or SubscribeFailed follows. The id of a request made until then does
 	// not let others tell whether the client is alive.
 	InboxPending() bool
+	// RoundTrip returns how long Redis takes to answer, 0 if that is not known.
+	RoundTrip() time.Duration
 	// Start is a fixed instant. Renewals fall on a grid that starts there, so that the
 	// renewals of many locks leave together.
 	Start() time.Time
@@ -589,9 +591,11 @@ func (l *Lock) endInboxWait(now time.Time) {
 	}
 }
 
-// awaitIdleOwner lets c, a Try caller, wait briefly for an owner that may be idle.
+// awaitIdleOwner lets c, a Try caller, wait briefly for an owner that may be idle. What has to travel is c's request,
+// the message to the owner, its release and the message to c: half a round trip each, if the owner is no
+// farther away than c. Twice that is allowed for.
 func (l *Lock) awaitIdleOwner(c *Caller, now time.Time) {
-	c.until = l.instant(now.Add(idleOwnersTime))
+	c.until = l.instant(now.Add(idleOwnersTime + min(4*l.env.RoundTrip(), maxSilence)))
 }
 
 // anyoneWaits reports whether a caller waits that may queue in Redis.

@@ -42,6 +42,23 @@ func TestATryWaitsShortlyForAnOwnerThatMayBeIdle(t *testing.T) {
 	h.cancels(cmd.ID)
 }
 
+func TestATryWaitsForWhatHasToTravelFromAnIdleOwner(t *testing.T) {
+	for trip, want := range map[time.Duration]time.Duration{
+		100 * time.Millisecond: idleOwnersTime + 400*time.Millisecond,
+		time.Second:            idleOwnersTime + maxSilence,
+	} {
+		h := drive(t)
+		h.trip = trip
+		c := h.enter(trying(writer()))
+		h.answer(h.refused(idlersID, 0))
+		h.answer(h.queue())
+		h.pass(want - 1)
+		h.out(c)
+		h.pass(1)
+		h.turned(c, ErrLocked)
+	}
+}
+
 // The servers of a quorum may be split among several that tried at once.
 func TestATryQueuesWhereNobodyOwnsAMajority(t *testing.T) {
 	for _, split := range []bool{true, false} {

@@ -110,7 +110,7 @@ func evictOwner(ctx context.Context, srv *redisserver.Server, k *protocol.Keys, 
 }
 
 // each runs f for all servers at once, except those that are away, and returns the results so far as
-// soon as one of these holds: all calls have returned; the servers have had their time, and the results are enough;
+// soon as one of these holds: all calls have returned; minPatience is over, and the results are enough;
 // a further protocol.CommandTimeout is over, after which only a blocking hook of the Redis client can keep
 // a call; ctx has ended.
 func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (results []T, failed []serverError) {
@@ -136,9 +136,6 @@ func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(c
 			sent := time.Now()
 			of, fail := reply{i: i, err: panicked.Err}, panicked
 			defer func() { // even if a hook panics
-				if fail == nil {
-					m.roundTrip.Took(time.Since(sent))
-				}
 				m.heardOf(fail, sent)
 				ch <- of
 			}()
@@ -153,7 +150,7 @@ func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(c
 			failed = append(failed, serverError{i, protocol.ErrClosed})
 		}
 	}
-	timer := time.NewTimer(s.patience())
+	timer := time.NewTimer(minPatience)
 	defer timer.Stop()
 	over := false
 	for got := 0; got < n && !(over && enough(results)); {

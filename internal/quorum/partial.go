@@ -17,7 +17,9 @@ import (
 // up to maxKeep.
 //
 // A hand-off reaches a far server later than a near one, and its message takes longer to come back. So a
-// near server's grant is kept for longer, by the lag of the servers that would complete a majority.
+// near server's grant is kept for longer, by the lag of the servers that would complete a majority. No two
+// messages take equally long over a network, and the round trips that are known are the shortest, so a
+// quarter of theirs is added.
 //
 // Two requests that each have one of two servers and wait at the other would give both back at the same
 // time, again and again, if they kept them for the same time: each would get what the other gave back. So
@@ -32,6 +34,7 @@ const (
 	patientGiveBacks = 4
 	setBack          = 4 // in µs
 	maxDoublings     = 10
+	jitter           = 4 // a round trip may take longer by this part of the shortest one
 )
 
 // later returns a later ticket for a request that gives back a grant for the n-th time. Requests whose
@@ -80,8 +83,8 @@ func (l *Lock) keepFor(r *request, i int) time.Duration {
 	return l.lag(r, i) + longest - time.Duration(hashOf(p.id)%uint64(longest/2))
 }
 
-// lag returns how much longer the round trip to the servers that would complete a majority is than that to
-// server i: those where the request waits, the nearest first.
+// lag returns how much longer the round trip to the servers that would complete a majority may be than that
+// to server i: those where the request waits, the nearest first.
 func (l *Lock) lag(r *request, i int) time.Duration {
 	missing := l.cfg.Need
 	var trips []time.Duration
@@ -99,7 +102,8 @@ func (l *Lock) lag(r *request, i int) time.Duration {
 		return 0
 	}
 	slices.Sort(trips)
-	return max(0, min(trips[missing-1]-l.cfg.RoundTrip(i), maxKeep))
+	last := trips[missing-1]
+	return max(0, min(last+last/jitter-l.cfg.RoundTrip(i), maxKeep))
 }
 
 func hashOf(id string) uint64 {

@@ -235,7 +235,7 @@ func TestAnAnswerDoesNotBringBackWhatIsBeingCanceled(t *testing.T) {
 }
 
 // Else two requests that each have what the other needs would exchange it forever. Nobody gives back what
-// a near server granted before a far one can have granted it, too.
+// a near server granted before a far one can have granted it, too, a quarter of its round trip late.
 func TestRequestsGiveTheirGrantsBackAtDifferentTimes(t *testing.T) {
 	trips := []time.Duration{time.Millisecond, 41 * time.Millisecond, 5 * time.Second, 3 * time.Millisecond, 2 * time.Millisecond}
 	const away = 4
@@ -245,10 +245,10 @@ func TestRequestsGiveTheirGrantsBackAtDifferentTimes(t *testing.T) {
 		waits     []int
 		lag       time.Duration
 	}{
-		{0, 0, []int{2, 1, 3}, 40 * time.Millisecond}, // two more are needed
-		{0, 3, []int{2, 1}, 40 * time.Millisecond},
-		{3, 0, []int{2, 1}, 38 * time.Millisecond},
-		{0, 1, []int{2, 3}, 2 * time.Millisecond},
+		{0, 0, []int{2, 1, 3}, 50250 * time.Microsecond}, // two more are needed
+		{0, 3, []int{2, 1}, 50250 * time.Microsecond},
+		{3, 0, []int{2, 1}, 48250 * time.Microsecond},
+		{0, 1, []int{2, 3}, 2750 * time.Microsecond},
 		{1, 0, []int{2, 3}, 0}, // it is the farther one
 		{0, 1, []int{2}, maxKeep},
 		{0, 0, []int{1, away}, 0}, // these are no majority

@@ -339,7 +339,7 @@ func (w *pendingCall) settled() {
 // are decided without those that have not answered.
 func (s *Server) await(ctx context.Context, w *pendingCall, ops []*Op, keys []*protocol.Keys, limit time.Duration) {
 	began := time.Now()
-	timer := time.NewTimer(min(limit, minPatience)) // whose servers may have more is seen only if it is needed
+	timer := time.NewTimer(min(limit, minPatience)) // which servers may have more is seen only if it is needed
 	defer timer.Stop()
 wait:
 	for {
@@ -351,7 +351,7 @@ wait:
 			if left <= 0 {
 				break wait
 			}
-			timer.Reset(left)
+			timer.Reset(min(left, lookAgain))
 		case <-ctx.Done():
 			break wait
 		}

@@ -329,6 +329,8 @@ func (c *qClient) Subscribed() bool   { return true }
 func (c *qClient) InboxPending() bool { return c.joins }
 func (c *qClient) Start() time.Time   { return simEpoch }
 
+func (c *qClient) RoundTrip() time.Duration { return c.trips[0] }
+
 // publish stands in for the server's PUBLISH and PUBSUB NUMSUB.
 func (s *qServer) publish(p *mini.Peer, cmd string, args ...string) bool {
 	w := s.w
@@ -1028,7 +1030,7 @@ func (w *qWorld) ring() bool {
 const (
 	commandTimeout = 2 * time.Second // protocol.CommandTimeout
 	minPatience    = 500 * time.Millisecond
-	maxPatience    = commandTimeout - 200*time.Millisecond
+	maxPatience    = 2 * (commandTimeout - 200*time.Millisecond)
 )
 
 // patienceFor returns for how long a decision about the request waits for answers.

@@ -186,6 +186,8 @@ func (c *simClient) Subscribed() bool   { return c.inbox != inboxDown }
 func (c *simClient) InboxPending() bool { return c.joins }
 func (c *simClient) Start() time.Time   { return simTime(0, 0) }
 
+func (c *simClient) RoundTrip() time.Duration { return 0 }
+
 func newWorld(t testing.TB, modes bool, change ...func(*world)) *world {
 	redistest.Needs64Bits(t)
 	w := &world{t: t, modes: modes, now: simEpoch, mini: miniredis.NewMiniRedis(), slow: *simSlow, counts: map[string]int{}}
