@@ -223,7 +223,7 @@ func (e *entry) giveUp(w *call) (known lastKnown) {
 	e.step(func(now time.Time, fx *lockstate.Effects) {
 		known = e.lastKnownLocked()
 		if _, inside := e.state().Counts(); w.Phase == lockstate.Inside {
-			known.here = inside > 1 // others than w
+			known.here, known.kept = inside > 1, false // others than w
 		}
 		known.silent = e.state().Asking()
 		known.owned = e.ownedElsewhereLocked()
@@ -272,6 +272,7 @@ type lastKnown struct {
 	blocker string // the value of the key's owner
 	owned   bool   // when a context ended: see ownedElsewhereLocked
 	here    bool   // a caller of this process was inside
+	kept    bool   // see lockstate.Lock.KeptPastLease
 	silent  bool   // Redis had been asked for the lock, and had not answered
 }
 
@@ -292,7 +293,7 @@ func (e *entry) ownedElsewhereLocked() bool {
 func (e *entry) lastKnownLocked() (known lastKnown) {
 	known.err, known.blocker = e.state().LastErr(), e.state().Blocker()
 	_, inside := e.state().Counts()
-	known.here = inside > 0
+	known.here, known.kept = inside > 0, e.state().KeptPastLease()
 	return known
 }
 
@@ -301,7 +302,8 @@ func (e *entry) lastKnownLocked() (known lastKnown) {
 func (h *handle) refusal(known *lastKnown, reason error, began time.Time) error {
 	r := &notAcquired{name: h.keys.Name(), waited: time.Since(began), reason: reason, unasked: known == nil}
 	if known != nil {
-		r.lastErr, r.blocker, r.here, r.silent = known.err, blockerName(known.blocker), known.here, known.silent
+		r.lastErr, r.blocker, r.silent = known.err, blockerName(known.blocker), known.silent
+		r.here, r.kept = known.here, known.kept
 		_, r.minHold = protocol.ParseCooldown(known.blocker)
 		r.taken = known.err == nil && (known.here || known.owned) && ofContext(reason)
 	}

@@ -24,7 +24,7 @@ var (
 	ErrNotAcquired = lockstate.ErrNotAcquired
 
 	// ErrLocked is returned by TryLockContext when another caller holds the lock or waits for
-	// it. LockContext returns it, together with the context's error, if ctx ended while another
+	// it, or when one of this process whose lease has ended has not unlocked. LockContext returns it, together with the context's error, if ctx ended while another
 	// caller held the lock as far as Redis had answered; so the context's error alone says that Redis
 	// did not answer, or refused, or that nobody was known to hold the lock. Such an error also
 	// matches [ErrNotAcquired]. The caller may try again later.
@@ -125,6 +125,7 @@ type notAcquired struct {
 	blocker string // readable id of the client that had the lock when Redis last answered, up to 20 s before if it answers; may be empty
 	minHold bool   // whether blocker has unlocked and its minimum hold keeps the lock
 	here    bool   // whether a caller of this process was inside
+	kept    bool   // here, and the lease of each caller inside has ended before its Unlock
 	taken   bool   // whether a context ended while another caller had the lock, as far as Redis had answered
 	unasked bool   // whether the caller gave up before it entered the lock
 	silent  bool   // whether Redis had been asked for the lock, and had not answered
@@ -150,6 +151,8 @@ func (e *notAcquired) Error() string {
 		fmt.Fprintf(&b, ": %s", bare(e.reason))
 	}
 	switch {
+	case e.kept && !errors.Is(e.reason, ErrLocked):
+		b.WriteString(" (a caller of this process whose lease has ended has not unlocked)")
 	case e.here && !errors.Is(e.reason, ErrLocked):
 		b.WriteString(" (held by another caller of this process)")
 	case e.here:

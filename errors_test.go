@@ -121,6 +121,73 @@ func TestWhoIsKeptOutByItsOwnProcessIsToldSo(t *testing.T) {
 	})
 }
 
+// Nobody holds a lock whose lease has ended, and others of the process are refused all the same, until whoever has
+// not unlocked does, or another one for it, by name.
+func TestWhoIsKeptOutByALeaseThatHasEndedIsToldSo(t *testing.T) {
+	for what, c := range map[string]struct {
+		opts []leased.LockOption
+		lose func(s place, c *leased.Client)
+	}{
+		"a writer, evicted":         {nil, func(_ place, c *leased.Client) { _, _ = c.ForceUnlock(context.Background(), "x") }},
+		"a writer, deleted":         {nil, func(s place, _ *leased.Client) { s.rdb.Del(context.Background(), "x") }},
+		"a writer past its maximum": {[]leased.LockOption{leased.WithMaxHold(time.Second)}, func(place, *leased.Client) {}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				client, elsewhere := newClient(t, s), newClient(t, s)
+				mu := client.Mutex("x", c.opts...)
+				l := lock(t, mu)
+				time.Sleep(100 * time.Millisecond) // until the client hears messages
+				c.lose(s, client)
+				<-l.Context().Done()
+				unlock(t, lock(t, elsewhere.Mutex("x"))) // Redis has it free
+
+				const why = "a caller of this process whose lease has ended has not unlocked"
+				_, err := mu.TryLockContext(context.Background())
+				if want := `leased: lock "x" not acquired: ` + why; err == nil || err.Error() != want {
+					t.Errorf("%v, want %s", err, want)
+				}
+				isAll(t, err, leased.ErrLocked, leased.ErrNotAcquired)
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				defer cancel()
+				_, err = mu.LockContext(ctx)
+				if want := `leased: lock "x" not acquired after 1s: context deadline exceeded (` + why + `)`; err == nil || err.Error() != want {
+					t.Errorf("%v, want %s", err, want)
+				}
+				isAll(t, err, leased.ErrLocked, leased.ErrNotAcquired, context.DeadlineExceeded)
+
+				isAll(t, mu.UnlockContext(context.Background()), leased.ErrLeaseLost)
+				unlock(t, lock(t, mu))
+				isAll(t, l.Unlock(), leased.ErrLeaseLost) // it ends no other hold
+			})
+		})
+	}
+}
+
+// A reader whose lease goes on holds the lock, whatever became of another reader's.
+func TestAReaderPastItsMaximumHoldBesideAnotherIsNotWhyAWriterIsKeptOut(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		rlock := func(opts ...leased.LockOption) *leased.Lease {
+			l, err := c.RWMutex("x", opts...).RLockContext(context.Background())
+			must(t, err)
+			return l
+		}
+		brief, long := rlock(leased.WithMaxHold(time.Second)), rlock()
+		<-brief.Context().Done()
+		_, err := c.RWMutex("x").TryLockContext(context.Background())
+		if err == nil || !strings.HasSuffix(err.Error(), ": another caller of this process holds the lock") {
+			t.Errorf("beside a reader: %v", err)
+		}
+		unlock(t, long)
+		_, err = c.RWMutex("x").TryLockContext(context.Background())
+		if err == nil || !strings.HasSuffix(err.Error(), ": a caller of this process whose lease has ended has not unlocked") {
+			t.Errorf("beside none: %v", err)
+		}
+		isAll(t, brief.Unlock(), leased.ErrMaxHold)
+	})
+}
+
 // A wait that is shorter than a command's time limit has no error of Redis yet. Its error says that Redis
 // had not answered, so that nobody looks for an owner.
 func TestAWaitThatEndsBeforeRedisHasAnsweredSaysSo(t *testing.T) {

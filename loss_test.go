@@ -330,10 +330,15 @@ func TestACollectedLeaseEndsWithItsTTLAndKeepsLocalCallersOut(t *testing.T) {
 		if c.Mutex("x").TryLock() {
 			t.Error("a local caller was let in beside the one who never unlocked")
 		}
+		const why = "a caller of this process whose lease has ended has not unlocked"
+		if _, err := c.Mutex("x").TryLockContext(context.Background()); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("a local caller is told %v, want %s", err, why)
+		}
 		if s.value(t, "sync") == "" || s.value(t, "kept") == "" {
 			t.Error("a lock that is in use was not renewed")
 		}
-		for _, name := range []string{"x", "sync", "kept"} {
+		isAll(t, c.Mutex("x").UnlockContext(context.Background()), leased.ErrLeaseLost)
+		for _, name := range []string{"sync", "kept"} {
 			c.Mutex(name).Unlock()
 		}
 		if work.Err() == nil {

@@ -14,9 +14,10 @@ var (
 	ErrNotReleased       = errors.New("leased: release not confirmed")
 )
 
-// Why a Try caller was rejected without asking Redis. Both match ErrLocked.
+// Why a Try caller was rejected without asking Redis. All match ErrLocked.
 var (
 	errHeldHere   error = &kind{"leased: another caller of this process holds the lock", ErrLocked}
+	errKeptHere   error = &kind{"leased: a caller of this process whose lease has ended has not unlocked", ErrLocked}
 	errWantedHere error = &kind{"leased: another caller of this process waits for the lock", ErrLocked}
 )
 

@@ -95,7 +95,11 @@ func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 		l.finishRejected(c, protocol.ErrClosed, fx)
 		return
 	case c.Try && !l.compatible(c.Mode):
-		l.finishRejected(c, errHeldHere, fx)
+		why := errHeldHere
+		if l.KeptPastLease() {
+			why = errKeptHere
+		}
+		l.finishRejected(c, why, fx)
 		return
 	case c.Try && l.waiting.first != nil && !l.askedByReaders(c):
 		l.finishRejected(c, errWantedHere, fx)

@@ -59,6 +59,17 @@ func (v *Status) String() string {
 // Counts returns how many callers wait and how many are inside.
 func (l *Lock) Counts() (outside, within int) { return l.waiting.n, l.inside.n }
 
+// KeptPastLease reports whether callers are inside, and none of them has a lease that goes on: it was lost, or
+// its maximum hold is over. Only an Unlock of theirs lets in others of the process.
+func (l *Lock) KeptPastLease() bool {
+	for c := l.inside.first; c != nil; c = c.next {
+		if c.Ended != ByLoss {
+			return false
+		}
+	}
+	return l.inside.first != nil
+}
+
 // Oldest returns since when the longest-waiting caller has waited, and since when the caller
 // that has been inside the longest has been there. Both are counted from Environment.Start and
 // -1 if there is no such caller.
