@@ -315,6 +315,7 @@ func TestNewSaysThatARedisClientKeepsAHungSentinel(t *testing.T) {
 		{0, 0, 0, true}, // the defaults: 5 s, 5 s, 3
 		{time.Second, 0, 0, true},
 		{time.Second, 0, -1, false},
+		{2 * time.Second, 5 * time.Second, -1, false}, // the values that the line names
 		{time.Second, 2 * time.Second, -1, true},
 		{time.Second, 5 * time.Second, 1, false},
 		{-1, 0, -1, true},
