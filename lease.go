@@ -147,7 +147,10 @@ func (l *Lease) TrustedUntil() time.Time {
 func (l *Lease) Unlock() error { return l.unlock(releaseWait{}) }
 
 // UnlockContext is Unlock, except that it waits for Redis until ctx ends instead of for the
-// time set by [WithReleaseTimeout]. If ctx ends first, the error matches [ErrNotReleased] and
+// time set by [WithReleaseTimeout]. A deferred release mostly wants Unlock: under a context that has
+// ended, such as that of a request, UnlockContext does not wait to learn whether the lock was released.
+//
+// If ctx ends first, the error matches [ErrNotReleased] and
 // ctx's error. The lease has ended all the same, even if ctx had ended before the call, and
 // the client keeps trying to release the lock. Of several calls of Unlock and UnlockContext
 // the first one releases the lock. The others wait for its result, each no longer than it would
