@@ -356,6 +356,84 @@ func ExampleMutex_TryLockContext() {
 	// <nil>
 }
 
+// lockUnlessDown waits for a lock that is taken, and not for Redis.
+func lockUnlessDown(ctx context.Context, mu *leased.Mutex) (*leased.Lease, error) {
+	lease, err := mu.TryLockContext(ctx)
+	if errors.Is(err, leased.ErrLocked) {
+		wait, cancel := context.WithTimeout(ctx, 10*time.Second) // the lease outlasts it
+		defer cancel()
+		lease, err = mu.LockContext(wait)
+	}
+	return lease, err
+}
+
+// LockContext waits through an outage of Redis. Whoever wants its error instead tries first.
+func ExampleMutex_TryLockContext_unlessDown() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	client, other := mustNew(rdb), mustNew(rdb)
+	defer client.Close()
+	defer other.Close()
+
+	taken := other.Mutex("stock")
+	taken.Lock()
+	time.AfterFunc(50*time.Millisecond, taken.Unlock)
+	lease, err := lockUnlessDown(context.Background(), client.Mutex("stock"))
+	if err != nil {
+		log.Panic(err)
+	}
+	fmt.Println(lease.Unlock())
+	// Output: <nil>
+}
+
+// inSteps works under the lock until a step takes longer than limit, or fails.
+func inSteps(ctx context.Context, mu *leased.Mutex, limit time.Duration, step func(context.Context) error) (err error) {
+	lease, err := mu.LockContext(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lease.Unlock()) }()
+	work, cancel := lease.With(ctx)
+	defer cancel()
+	beat := time.AfterFunc(limit, func() {
+		_ = lease.Unlock() // the deferred Unlock returns the same error
+	})
+	defer beat.Stop()
+	for work.Err() == nil {
+		beat.Reset(limit)
+		if err := step(work); err != nil {
+			return err
+		}
+	}
+	return context.Cause(work) // context.Canceled if a step took too long
+}
+
+// A lease is renewed while the process lives, even if the work hangs. A timer that the work has to
+// reset gives the lock away then.
+func ExampleLease_Unlock_heartbeat() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	client, other := mustNew(rdb), mustNew(rdb)
+	defer client.Close()
+	defer other.Close()
+
+	over := make(chan struct{})
+	done := make(chan error)
+	go func() { // ends with the step that hangs; the receive below waits for it
+		done <- inSteps(context.Background(), client.Mutex("scheduler"), 100*time.Millisecond, func(ctx context.Context) error {
+			<-ctx.Done() // it hangs, and learns that it has lost the lock
+			close(over)
+			return nil
+		})
+	}()
+	<-over
+	fmt.Println("free again:", other.Mutex("scheduler").Do(context.Background(), pay) == nil)
+	fmt.Println(<-done)
+	// Output:
+	// free again: true
+	// context canceled
+}
+
 // Do locks, runs a function, and unlocks. If the lease was lost meanwhile, the
 // error matches ErrLeaseLost as well as the function's own error.
 func ExampleMutex_Do() {

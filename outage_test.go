@@ -2,6 +2,7 @@ package leased_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -609,5 +610,85 @@ func TestACommandWithoutReplyAndWithoutErrorHadNoAnswer(t *testing.T) {
 			t.Errorf("ended after %v", took)
 		}
 		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+	})
+}
+
+func TestVirtualTheRecipeThatTriesFirstWaitsForATakenLockAndNotForRedis(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		for _, hangs := range []bool{false, true} {
+			var way hung
+			rdb, wire := s.lineOf(t)
+			if hangs {
+				rdb = s.connect(t, way.change)
+			}
+			c, other := clientOn(t, s, rdb), newClient(t, s)
+			warm(t, s, c, other)
+			mu, taken := c.Mutex("x"), other.Mutex("x")
+			taken.Lock()
+			time.AfterFunc(3*time.Second, taken.Unlock)
+			l, err := lockUnlessDown(context.Background(), mu)
+			must(t, err)
+			time.Sleep(time.Minute)
+			must(t, l.Context().Err()) // the end of the wait's context is not that of the lease
+			unlock(t, l)
+
+			away := func() {
+				way.shut.Store(hangs)
+				if !hangs {
+					wire.cut()
+				}
+			}
+			fails := func(within time.Duration, taken bool) {
+				t.Helper()
+				began := time.Now()
+				_, err := lockUnlessDown(context.Background(), mu)
+				if took := time.Since(began); took > within || !errors.Is(err, leased.ErrNotAcquired) || errors.Is(err, leased.ErrLocked) != taken {
+					t.Errorf("hangs: %v: %v after %v, want an error within %v; taken: %v", hangs, err, took, within, taken)
+				}
+				way.shut.Store(false)
+				wire.mend()
+				time.Sleep(time.Minute)
+			}
+			away()
+			fails(2*time.Second+10*time.Millisecond, false)
+			taken.Lock()
+			time.AfterFunc(time.Second, away)
+			fails(10*time.Second, false) // it went away during the wait
+			taken.Unlock()
+			l = lock(t, mu)
+			away()
+			fails(10*time.Second, hangs) // a caller of this process is asked first, and not Redis
+			unlock(t, l)
+		}
+	})
+}
+
+func TestVirtualTheHeartbeatOfTheRecipeGivesALockAwayWhenAStepHangs(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c, other := newClient(t, s), newClient(t, s)
+		const limit = 30 * time.Second
+		began, n := time.Now(), 0
+		hangs := make(chan struct{})
+		done := make(chan error)
+		go func() { // ends with the last step; this test waits for it
+			done <- inSteps(context.Background(), c.Mutex("x"), limit, func(context.Context) error {
+				n++
+				if n == 10 {
+					<-hangs
+					return nil
+				}
+				time.Sleep(limit - time.Second) // stands for the work
+				return nil
+			})
+		}()
+		synctest.Wait()
+		unlock(t, lock(t, other.Mutex("x")))
+		if want := 9*(limit-time.Second) + limit; time.Since(began).Round(time.Second) != want {
+			t.Errorf("the lock was given away after %v, want %v", time.Since(began), want)
+		}
+		close(hangs)
+		if err := <-done; !errors.Is(err, context.Canceled) || n != 10 {
+			t.Errorf("%d steps, %v", n, err)
+		}
 	})
 }
