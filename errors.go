@@ -24,10 +24,11 @@ var (
 	ErrNotAcquired = lockstate.ErrNotAcquired
 
 	// ErrLocked is returned by TryLockContext when another caller holds the lock or waits for
-	// it, or when one of this process whose lease has ended has not unlocked. LockContext returns it, together with the context's error, if ctx ended while another
-	// caller held the lock as far as Redis had answered; so the context's error alone says that Redis
-	// did not answer, or refused, or that nobody was known to hold the lock. Such an error also
-	// matches [ErrNotAcquired]. The caller may try again later.
+	// it, or when one of this process whose lease has ended has not unlocked. LockContext returns it,
+	// together with the context's error, if ctx ended while another caller held the lock as far as Redis
+	// had answered, or such a caller of this process had not unlocked; so the context's error alone says
+	// that Redis did not answer, or refused, or that nobody was known to hold the lock. Such an error
+	// also matches [ErrNotAcquired]. The caller may try again later.
 	ErrLocked = lockstate.ErrLocked
 
 	// ErrLeaseLost is matched by the cause of an ended [Lease.Context], and by the errors of

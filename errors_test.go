@@ -121,8 +121,8 @@ func TestWhoIsKeptOutByItsOwnProcessIsToldSo(t *testing.T) {
 	})
 }
 
-// Nobody holds a lock whose lease has ended, and others of the process are refused all the same, until whoever has
-// not unlocked does, or another one for it, by name.
+// Nobody holds a lock whose lease has ended, and others of the process are refused all the same, until
+// whoever has not unlocked does, or another one for it, by name.
 func TestWhoIsKeptOutByALeaseThatHasEndedIsToldSo(t *testing.T) {
 	for what, c := range map[string]struct {
 		opts []leased.LockOption

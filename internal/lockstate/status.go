@@ -59,8 +59,8 @@ func (v *Status) String() string {
 // Counts returns how many callers wait and how many are inside.
 func (l *Lock) Counts() (outside, within int) { return l.waiting.n, l.inside.n }
 
-// KeptPastLease reports whether callers are inside, and none of them has a lease that goes on: it was lost, or
-// its maximum hold is over. Only an Unlock of theirs lets in others of the process.
+// KeptPastLease reports whether callers are inside, and none of them has a lease that goes on: it was lost,
+// or its maximum hold is over. Only an Unlock of theirs lets in others of the process.
 func (l *Lock) KeptPastLease() bool {
 	for c := l.inside.first; c != nil; c = c.next {
 		if c.Ended != ByLoss {
