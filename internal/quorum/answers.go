@@ -94,11 +94,11 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		ops = append(ops, s.op)
 	}
 	if res.Young > 0 {
-		p.young = votes(res.Young, now)
+		p.countsFrom = countsFrom(res.Young, now)
 	} else if res.Fail == nil {
-		p.young = time.Time{}
+		p.countsFrom = time.Time{}
 	}
-	p.votes = max(p.votes, res.Votes)
+	p.voteClock = max(p.voteClock, res.VoteClock)
 	if res.Repeated && !s.Cmd.Held {
 		p.mayArrive, p.doubted = true, p.doubted || p.known != 0
 	}
@@ -138,9 +138,9 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	l.review(r, now, fx)
 }
 
-// votes returns from when the grants of a server count that stays in quarantine for left by its own clock.
-// The rates of the clocks may differ by 1 %.
-func votes(left time.Duration, now time.Time) time.Time { return now.Add(left + left/100) }
+// countsFrom returns when the grants of a server begin to count. The server says that its quarantine lasts
+// for left, but its clock may run 1 % slower than ours.
+func countsFrom(left time.Duration, now time.Time) time.Time { return now.Add(left + left/100) }
 
 // askedInVain takes an answer to an owner's question, if it says that the server no longer has what it
 // granted us, or a renewal has said so meanwhile. An acquire follows, which finds out why, as after
@@ -458,9 +458,9 @@ func (s *Send) movedTo(q *part, old outcome, res *Result, now time.Time) outcome
 		return outcomeNo
 	}
 	if res.Young > 0 {
-		q.young = votes(res.Young, now)
+		q.countsFrom = countsFrom(res.Young, now)
 	}
-	q.votes = max(q.votes, res.Votes)
+	q.voteClock = max(q.voteClock, res.VoteClock)
 	q.heard(a.Outcome, nil)
 	switch {
 	case a.Outcome == protocol.Granted && a.Token <= q.evicted:

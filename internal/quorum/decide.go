@@ -170,7 +170,7 @@ func (op *Op) standing(now time.Time) int {
 	n, restarted, young := 0, 0, 0
 	for i, was := range op.before {
 		p := &op.req.parts[i]
-		if op.outcomes[i] == outcomeRestarted || now.Before(p.young) {
+		if op.outcomes[i] == outcomeRestarted || now.Before(p.countsFrom) {
 			young++
 		}
 		if !was.stood || was.breaks != p.breaks || p.grantedLate || p.quarantineOver(now) {
@@ -322,8 +322,8 @@ func (l *Lock) untilEnoughVote(r *request, now time.Time) time.Duration {
 	for i := range r.parts {
 		switch p := &r.parts[i]; {
 		case p.state != owned:
-		case now.Before(p.young):
-			young = append(young, p.young.Sub(now))
+		case now.Before(p.countsFrom):
+			young = append(young, p.countsFrom.Sub(now))
 		default:
 			lacking--
 		}
@@ -430,7 +430,7 @@ func (op *Op) tally(outcomes []outcome, now time.Time) (proven, not int) {
 	proven, not = count(outcomes, outcomeYes, outcomeUnproved), count(outcomes, outcomeLost, outcomeNo, outcomeSkipped)
 	restarted, young := count(outcomes, outcomeRestarted), 0
 	for i, o := range outcomes {
-		if o == outcomeRestarted || now.Before(op.req.parts[i].young) {
+		if o == outcomeRestarted || now.Before(op.req.parts[i].countsFrom) {
 			young++
 		}
 	}

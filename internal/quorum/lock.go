@@ -141,14 +141,14 @@ const (
 
 // Result is a server's answer to a Send.
 type Result struct {
-	Answer   protocol.Answer
-	Canceled protocol.Canceled
-	Renewed  protocol.Outcome
-	Clock    uint64
-	Young    time.Duration // for how long the server's grants do not count yet
-	Votes    uint64        // the server's clock in µs at the end of its quarantine, 0 if it does not say when that is
-	Repeated bool          // acquire: an earlier copy of it had no answer
-	Fail     *protocol.Failure
+	Answer    protocol.Answer
+	Canceled  protocol.Canceled
+	Renewed   protocol.Outcome
+	Clock     uint64
+	Young     time.Duration // for how long the server's grants do not count yet
+	VoteClock uint64        // the server's clock in µs at the end of its quarantine, 0 if it does not say when that is
+	Repeated  bool          // acquire: an earlier copy of it had no answer
+	Fail      *protocol.Failure
 }
 
 // mayArrive reports whether a copy of the command may still arrive.

@@ -14,7 +14,7 @@ import (
 // to be in quarantine, or the request has owned the lock without a break since before the server
 // restarted, so that nobody else can have owned it.
 func (r *request) counts(p *part, now time.Time) bool {
-	return p.state == owned && (r.unbroken || !now.Before(p.young) && !p.quarantineUnknown)
+	return p.state == owned && (r.unbroken || !now.Before(p.countsFrom) && !p.quarantineUnknown)
 }
 
 // majority reports whether the parts whose ownership was proved at from or later, and cannot have ended
@@ -30,7 +30,7 @@ func (l *Lock) majority(r *request, from, now time.Time) bool {
 		if r.counts(p, now) {
 			n++
 		}
-		if now.Before(p.young) {
+		if now.Before(p.countsFrom) {
 			all++
 		}
 	}
@@ -45,7 +45,7 @@ func (l *Lock) announced(r *request, now time.Time) bool {
 		p := &r.parts[i]
 		switch {
 		case p.state != owned || p.asking || lockstate.Elapsed(p.proved, now) > r.who.TTL:
-		case now.Before(p.young):
+		case now.Before(p.countsFrom):
 			all++
 		default:
 			n++
@@ -77,8 +77,8 @@ func (l *Lock) tokenOf(r *request, fresh bool, now time.Time) (token, clock uint
 	for i := range r.parts {
 		if p := &r.parts[i]; p.state == owned {
 			token = max(token, p.token)
-			if fresh && !now.Before(p.young) {
-				token = max(token, p.votes)
+			if fresh && !now.Before(p.countsFrom) {
+				token = max(token, p.voteClock)
 			}
 			clocks = append(clocks, p.clock)
 		}

@@ -351,7 +351,7 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 		res.Fail = redisserver.Classify(err)
 		res.Young = m.owner.young(res.Answer.Clock, res.Answer.Mark)
 		if res.Answer.Mark != 0 {
-			res.Votes = res.Answer.Mark + uint64(m.owner.quarantine.Microseconds())
+			res.VoteClock = res.Answer.Mark + uint64(m.owner.quarantine.Microseconds())
 		}
 		if res.Fail == nil {
 			m.reportYoung(res.Young)

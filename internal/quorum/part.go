@@ -64,13 +64,13 @@ type part struct {
 
 // history is what is known of a request on one server whatever id it has there: see identify.
 type history struct {
-	since     time.Time // when the part became owned; if its server lost its data, before that
-	young     time.Time // until then a grant of the server does not count for a majority
-	votes     uint64    // the server's clock in µs at the end of its quarantine, as far as it is known; see tokenOf
-	giveBacks int       // how often the part's grant was given back
-	lost      bool      // a renewal found the part lost, and the acquire that follows has no answer yet
-	broken    bool      // others may have owned there since a majority was last known to have kept the lease; see brokeOff
-	breaks    int       // how often that was found
+	since      time.Time // when the part became owned; if its server lost its data, before that
+	countsFrom time.Time // until then a grant of the server does not count for a majority
+	voteClock  uint64    // the server's clock in µs at the end of its quarantine, as far as it is known; see tokenOf
+	giveBacks  int       // how often the part's grant was given back
+	lost       bool      // a renewal found the part lost, and the acquire that follows has no answer yet
+	broken     bool      // others may have owned there since a majority was last known to have kept the lease; see brokeOff
+	breaks     int       // how often that was found
 	// quarantineEnd is set for a part that was owned when its server lost its data: the end of the server's
 	// quarantine, before which no other client can count the server's vote.
 	quarantineEnd time.Time

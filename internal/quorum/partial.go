@@ -198,7 +198,7 @@ func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 	}
 	old := *p
 	// The request has no lease yet, so there is no loss to remember.
-	*p = part{history: history{young: old.young, giveBacks: old.giveBacks + 1, breaks: old.breaks},
+	*p = part{history: history{countsFrom: old.countsFrom, giveBacks: old.giveBacks + 1, breaks: old.breaks},
 		id: l.newID(r, i), state: asked, proved: now, asking: true, unprompted: true}
 	l.forgetPart(old.id, r)
 	l.forgetPart(old.lostID, r)

@@ -173,12 +173,12 @@ func precedence(sn *protocol.Snapshot) int {
 // that has just come back has a shorter one, and one that refuses a part of what it is asked may have a longer.
 func Merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 	need := Majority(n)
-	votes := map[string][]protocol.Snapshot{}
+	byOwner := map[string][]protocol.Snapshot{}
 	var most []protocol.Snapshot
 	for _, sn := range seen {
 		who := OwnerOf(&sn)
-		votes[who] = append(votes[who], sn)
-		if all := votes[who]; len(all) > len(most) || len(all) == len(most) && precedes(&sn, &most[0]) {
+		byOwner[who] = append(byOwner[who], sn)
+		if all := byOwner[who]; len(all) > len(most) || len(all) == len(most) && precedes(&sn, &most[0]) {
 			most = all
 		}
 	}

@@ -162,7 +162,7 @@ func TestServersThatHaveTheGrantAndAnswerStandBehindIt(t *testing.T) {
 	away = 1
 	behind(1, "one of them does not answer")
 	away = -1
-	r.unbroken, r.parts[0].young = false, now.Add(time.Second)
+	r.unbroken, r.parts[0].countsFrom = false, now.Add(time.Second)
 	behind(1, "one of them is in quarantine")
 	r.token = 0
 	behind(0, "it is not granted yet")

@@ -16,7 +16,7 @@ func TestWhatAServerGrantedInItsQuarantineCountsWithATokenOfAfterIt(t *testing.T
 	answer := func(o protocol.Outcome, token, clock uint64, left time.Duration) Result {
 		res := Result{Answer: protocol.Answer{Outcome: o, Kept: o == protocol.Granted, Token: token, Clock: clock}, Young: left}
 		if clock != others {
-			res.Votes = votes
+			res.VoteClock = votes
 		}
 		return res
 	}
@@ -43,7 +43,7 @@ func TestWhatAServerGrantedInItsQuarantineCountsWithATokenOfAfterIt(t *testing.T
 			op := s.acquire()
 			sends := s.fx.Sends
 			if res.Fail == nil {
-				res.Votes = votes
+				res.VoteClock = votes
 			}
 			s.answer(sends[1], answer(protocol.Enqueued, others, others, 0))
 			s.answer(sends[2], granted(before))

@@ -850,7 +850,7 @@ func (s *qServer) execute(send *quorum.Send) (res quorum.Result) {
 		res.Fail = redisserver.Classify(err)
 		res.Young = s.young(res.Answer.Clock, res.Answer.Mark)
 		if res.Answer.Mark != 0 {
-			res.Votes = res.Answer.Mark + uint64(s.w.quarantine.Microseconds())
+			res.VoteClock = res.Answer.Mark + uint64(s.w.quarantine.Microseconds())
 		}
 	case quorum.Adopt:
 		s.w.counts["token written back"]++
