@@ -569,7 +569,7 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 		}
 		p.clock = max(p.clock, res.Clock)
 		op.settle(i, outcomeYes)
-		if op.decided && op.Renewed == protocol.Granted && op.sure() >= l.cfg.Need { // a late answer made it sure
+		if op.decided && op.Renewed == protocol.Granted && op.sure() >= l.cfg.need() { // a late answer made it sure
 			op.req.noteKept(op, now)
 		}
 	case res.Renewed == protocol.NotOurs:

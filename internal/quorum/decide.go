@@ -62,7 +62,7 @@ func (l *Lock) lacksQuorum(op *Op, now time.Time, fx *Effects) {
 
 // noQuorum returns the error of an op that has no other result.
 func (l *Lock) noQuorum(op *Op) *noQuorum {
-	e := &noQuorum{n: l.cfg.N, need: l.cfg.Need, kind: protocol.NeverSent}
+	e := &noQuorum{n: l.cfg.N, need: l.cfg.need(), kind: protocol.NeverSent}
 	lasting := map[protocol.FailureKind]int{}
 	for i, f := range op.fails {
 		switch {
@@ -79,7 +79,7 @@ func (l *Lock) noQuorum(op *Op) *noQuorum {
 		e.why = append(e.why, serverError{i, f.Err})
 	}
 	for kind, n := range lasting { // too many for the others to be a majority
-		if n > l.cfg.N-l.cfg.Need {
+		if l.cfg.tooMany(n) {
 			e.kind = kind
 		}
 	}
@@ -108,10 +108,10 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 	}
 	yes, no := count(op.outcomes, outcomeYes), count(op.outcomes, outcomeNo, outcomeLost, outcomeOvertaken)
 	switch {
-	case no > l.cfg.N-l.cfg.Need: // no majority can be had now
+	case l.cfg.tooMany(no): // no majority can be had now
 		l.notGranted(op, r, now, fx)
 	case open(op.outcomes) > 0:
-	case no > 0 && yes+no >= l.cfg.Need:
+	case no > 0 && yes+no >= l.cfg.need():
 		l.notGranted(op, r, now, fx)
 	default:
 		l.noMajority(op, r, now, fx)
@@ -123,7 +123,7 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 func (l *Lock) notGranted(op *Op, r *request, now time.Time, fx *Effects) {
 	held := op.held && r == op.req
 	switch {
-	case held && op.standing(now) >= l.cfg.Need: // the servers that did not answer may still have the lease
+	case held && op.standing(now) >= l.cfg.need(): // the servers that did not answer may still have the lease
 		l.lacksQuorum(op, now, fx)
 	case held: // lost, although servers may have granted it again, so no release could tell
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued, Token: r.token}
@@ -239,10 +239,10 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 				kept++
 			}
 		}
-		if kept < l.cfg.Need && open(op.outcomes) > 0 {
+		if kept < l.cfg.need() && open(op.outcomes) > 0 {
 			return false
 		}
-		a.Kept = op.standing(now) >= l.cfg.Need
+		a.Kept = op.standing(now) >= l.cfg.need()
 	}
 	token, clock, kept := l.tokenOf(r, !a.Kept, now)
 	if a.Kept {
@@ -259,7 +259,7 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 		r.keptAt, r.downgradeOf = now, nil
 	case !a.Kept:
 		r.noteKept(nil, now)
-	case r == op.req && op.sure() >= l.cfg.Need:
+	case r == op.req && op.sure() >= l.cfg.need():
 		r.noteKept(op, now)
 	}
 	op.Answer = a
@@ -306,7 +306,7 @@ func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 	e := l.noQuorum(op)
 	op.Err = e
 	l.decide(op, now, fx)
-	if e.answered >= l.cfg.Need {
+	if e.answered >= l.cfg.need() {
 		e.young = l.untilEnoughVote(r, now)
 	}
 	if r.token == 0 && op.verb != protocol.Downgrade {
@@ -317,7 +317,7 @@ func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 
 // untilEnoughVote returns for how long too few of the servers that granted r may vote; 0 if none is in quarantine.
 func (l *Lock) untilEnoughVote(r *request, now time.Time) time.Duration {
-	lacking := l.cfg.Need
+	lacking := l.cfg.need()
 	var young []time.Duration
 	for i := range r.parts {
 		switch p := &r.parts[i]; {
@@ -349,7 +349,7 @@ func (l *Lock) retreat(r *request, fx *Effects) {
 // complete its majority. What a server that has not answered said before is old, and does not count.
 func (l *Lock) describeWait(op *Op, r *request, now time.Time) {
 	a := &op.Answer
-	lacking := l.cfg.Need
+	lacking := l.cfg.need()
 	var in []*part
 	for i := range r.parts {
 		p := &r.parts[i]
@@ -408,7 +408,7 @@ func (l *Lock) isSplit(r *request) bool {
 		if err != nil || who.Mode != protocol.Exclusive {
 			return false
 		}
-		if on[who.Client]++; on[who.Client] >= l.cfg.Need {
+		if on[who.Client]++; on[who.Client] >= l.cfg.need() {
 			return false
 		}
 	}
@@ -468,18 +468,18 @@ func (l *Lock) proves(op *Op, outcomes []outcome, now time.Time) bool {
 		}
 	}
 	yes, _ := op.tally(sure, now)
-	return yes >= l.cfg.Need
+	return yes >= l.cfg.need()
 }
 
 func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {
 	yes, never := op.tally(op.outcomes, now)
 	op.proved = !op.req.doubted || l.proves(op, op.outcomes, now)
 	switch {
-	case yes >= l.cfg.Need && !op.proved && open(op.outcomes) > 0:
+	case yes >= l.cfg.need() && !op.proved && open(op.outcomes) > 0:
 		return // the others may prove it
-	case yes >= l.cfg.Need:
+	case yes >= l.cfg.need():
 		op.Answer = protocol.Answer{Outcome: protocol.Done}
-	case never > l.cfg.N-l.cfg.Need:
+	case l.cfg.tooMany(never):
 		op.Answer = protocol.Answer{Outcome: protocol.NotOurs}
 	case open(op.outcomes) > 0:
 		return
@@ -505,14 +505,14 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 		}
 	}
 	switch {
-	case never > l.cfg.N-l.cfg.Need:
+	case l.cfg.tooMany(never):
 		op.Answer = protocol.Answer{Outcome: protocol.NotOurs}
 		l.decide(op, now, fx)
 		l.drop(op.req, now, fx)
 		l.retreat(op.next, fx)
 		l.drop(op.next, now, fx)
 		return
-	case yes >= l.cfg.Need:
+	case yes >= l.cfg.need():
 	case open(op.olds) > 0:
 		return
 	default:
@@ -547,10 +547,10 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	pending := open(op.outcomes)
 	owned := r.token != 0 || r.downgradeOf != nil
 	switch {
-	case owned && yes >= l.cfg.Need:
+	case owned && yes >= l.cfg.need():
 		op.Canceled = protocol.Canceled{Owned: true, Proved: true}
-	case passed > 0 && yes+passed >= l.cfg.Need:
-	case owned && no > l.cfg.N-l.cfg.Need, !owned && yes+no >= l.cfg.Need:
+	case passed > 0 && yes+passed >= l.cfg.need():
+	case owned && l.cfg.tooMany(no), !owned && yes+no >= l.cfg.need():
 	case pending > 0:
 		return
 	default:
@@ -598,18 +598,18 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 		}
 	}
 	switch {
-	case !op.held || op.standing(now) < l.cfg.Need:
+	case !op.held || op.standing(now) < l.cfg.need():
 		op.Renewed = protocol.NotOurs // if the state machine still holds the lease, it cancels the request
 		l.decide(op, now, fx)
 		if r.token != 0 && r.op == nil {
 			l.forgetLater(r, now)
 		}
 		return
-	case renewed >= l.cfg.Need, n >= l.cfg.Need && open(op.outcomes) == 0:
+	case renewed >= l.cfg.need(), n >= l.cfg.need() && open(op.outcomes) == 0:
 		op.Renewed = protocol.Granted
 		_, op.Clock, _ = l.tokenOf(r, false, now)
 		r.noteMajority()
-		if op.sure() >= l.cfg.Need {
+		if op.sure() >= l.cfg.need() {
 			r.noteKept(op, now)
 		}
 	case open(op.outcomes) > 0:

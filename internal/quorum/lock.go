@@ -20,8 +20,7 @@ import (
 
 // Config is what the locks of a client share.
 type Config struct {
-	N    int // number of servers
-	Need int // how many of them are a majority
+	N int // number of servers
 	// NewID returns a request id that was never used.
 	NewID func(like protocol.Identity) string
 	// Proof returns the letter that a new id for this server has to carry.
@@ -40,6 +39,12 @@ type Config struct {
 
 // Majority returns how many of n servers are a majority.
 func Majority(n int) int { return n/2 + 1 }
+
+// need returns how many servers are a majority.
+func (c *Config) need() int { return Majority(c.N) }
+
+// tooMany reports whether n servers that cannot be counted leave the others no majority.
+func (c *Config) tooMany(n int) bool { return n > c.N-c.need() }
 
 // Lock is the state of one client's requests for one lock on all servers. The caller of its
 // methods must serialize the calls, and must perform the effects afterwards.

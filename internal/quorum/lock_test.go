@@ -37,7 +37,7 @@ func newStand(t *testing.T, n int, ttl time.Duration) *stand {
 	newID := func(ttl time.Duration) string {
 		return protocol.NewRequest(client, protocol.Exclusive, ttl, false, protocol.Unproved, protocol.Origin{}).ID
 	}
-	cfg := &Config{N: n, Need: Majority(n),
+	cfg := &Config{N: n,
 		NewID:  func(like protocol.Identity) string { return newID(like.TTL) },
 		Proof:  func(int) protocol.Proof { return protocol.Unproved },
 		Ticket: func() uint64 { return 1 },

@@ -34,7 +34,7 @@ func (l *Lock) majority(r *request, from, now time.Time) bool {
 			all++
 		}
 	}
-	return n >= l.cfg.Need || all == l.cfg.N
+	return n >= l.cfg.need() || all == l.cfg.N
 }
 
 // announced reports whether, by messages and answers together, the request may own a majority, as in
@@ -51,7 +51,7 @@ func (l *Lock) announced(r *request, now time.Time) bool {
 			n++
 		}
 	}
-	return n >= l.cfg.Need || all == l.cfg.N
+	return n >= l.cfg.need() || all == l.cfg.N
 }
 
 // slack returns by how many µs a token may be ahead of the servers' clocks without being written
@@ -83,7 +83,7 @@ func (l *Lock) tokenOf(r *request, fresh bool, now time.Time) (token, clock uint
 			clocks = append(clocks, p.clock)
 		}
 	}
-	if len(clocks) < l.cfg.Need {
+	if len(clocks) < l.cfg.need() {
 		return token, 0, false
 	}
 	near := slack(r.who.TTL)
@@ -94,11 +94,11 @@ func (l *Lock) tokenOf(r *request, fresh bool, now time.Time) (token, clock uint
 		}
 	}
 	slices.Sort(clocks)
-	clock = clocks[len(clocks)-l.cfg.Need]
+	clock = clocks[len(clocks)-l.cfg.need()]
 	if clock+near >= token {
 		clock = max(clock, token)
 	}
-	return token, clock, n >= l.cfg.Need
+	return token, clock, n >= l.cfg.need()
 }
 
 // Greatest returns the greatest token that one server knows of, or that it can have given by now. The

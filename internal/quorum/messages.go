@@ -109,7 +109,7 @@ func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
 			n++
 		}
 	}
-	if n < l.cfg.Need {
+	if n < l.cfg.need() {
 		if !r.evictionTold {
 			r.evictionTold = true
 			fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageRevoked, ID: r.id, Key: l.keys.Lock, Token: r.token})

@@ -18,7 +18,7 @@ func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapsh
 	seen, failed := each(ctx, s, isMost[protocol.Snapshot](s), func(ctx context.Context, _ int, srv *redisserver.Server) (protocol.Snapshot, error) {
 		return srv.Inspect(ctx, k)
 	})
-	if len(seen) < s.cfg.Need {
+	if len(seen) < s.cfg.need() {
 		return protocol.Snapshot{}, s.lacking(len(seen), failed)
 	}
 	return Merged(seen, s.cfg.N), nil
@@ -41,7 +41,7 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error
 		}
 		return sn, err
 	})
-	if len(seen) < s.cfg.Need {
+	if len(seen) < s.cfg.need() {
 		return 0, s.lacking(len(seen), failed)
 	}
 	least, owned := uint64(0), false
@@ -53,9 +53,9 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error
 		least = 0
 	}
 	most := Merged(slices.Clone(seen), s.cfg.N)
-	owner, ownsMost, enough := OwnerOf(&most), most.Behind >= s.cfg.Need, isMost[bool](s)
+	owner, ownsMost, enough := OwnerOf(&most), most.Behind >= s.cfg.need(), isMost[bool](s)
 	if ownsMost {
-		enough = func(evicted []bool) bool { return countTrue(evicted) >= s.cfg.Need }
+		enough = func(evicted []bool) bool { return countTrue(evicted) >= s.cfg.need() }
 	}
 	var found atomic.Bool // whether a script evicted somebody: the owner may have unlocked since it was seen
 	evicted, failed := each(ctx, s, enough, func(ctx context.Context, i int, srv *redisserver.Server) (had bool, err error) {
@@ -177,7 +177,7 @@ func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(c
 
 // isMost returns a function that reports whether there are results of a majority.
 func isMost[T any](s *Server) func([]T) bool {
-	return func(results []T) bool { return len(results) >= s.cfg.Need }
+	return func(results []T) bool { return len(results) >= s.cfg.need() }
 }
 
 func countTrue(all []bool) (n int) {
@@ -193,17 +193,17 @@ func countTrue(all []bool) (n int) {
 // failed are the others. If no majority can be had because servers refuse, its kind is that of
 // a refusal; and if too many Redis clients are closed, it is that.
 func (s *Server) lacking(answered int, failed []serverError) error {
-	e := &noQuorum{answered: answered, n: s.cfg.N, need: s.cfg.Need, why: failed, kind: protocol.NoAnswer}
-	spare, closed := s.cfg.N-s.cfg.Need, 0
+	e := &noQuorum{answered: answered, n: s.cfg.N, need: s.cfg.need(), why: failed, kind: protocol.NoAnswer}
+	closed := 0
 	for _, r := range failed {
 		switch f := redisserver.Classify(r.err); {
 		case f.Kind == protocol.ClientClosed:
 			closed++
-		case (f.Lasts() || f.Kind == protocol.RefusedNow) && len(failed) > spare:
+		case (f.Lasts() || f.Kind == protocol.RefusedNow) && s.cfg.tooMany(len(failed)):
 			e.kind = f.Kind
 		}
 	}
-	if closed > spare {
+	if s.cfg.tooMany(closed) {
 		e.kind = protocol.ClientClosed
 	}
 	return e

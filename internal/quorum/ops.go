@@ -178,7 +178,7 @@ func (l *Lock) lasts(r *request, now time.Time) bool {
 			n++
 		}
 	}
-	return n >= l.cfg.Need
+	return n >= l.cfg.need()
 }
 
 // ask sends an acquire for a part.

@@ -86,7 +86,7 @@ func (l *Lock) keepFor(r *request, i int) time.Duration {
 // lag returns how much longer the round trip to the servers that would complete a majority may be than that
 // to server i: those where the request waits, the nearest first.
 func (l *Lock) lag(r *request, i int) time.Duration {
-	missing := l.cfg.Need
+	missing := l.cfg.need()
 	var trips []time.Duration
 	for j := range r.parts {
 		switch r.parts[j].state {

@@ -239,7 +239,7 @@ func TestAnAnswerDoesNotBringBackWhatIsBeingCanceled(t *testing.T) {
 func TestRequestsGiveTheirGrantsBackAtDifferentTimes(t *testing.T) {
 	trips := []time.Duration{time.Millisecond, 41 * time.Millisecond, 5 * time.Second, 3 * time.Millisecond, 2 * time.Millisecond}
 	const away = 4
-	cfg := &Config{N: len(trips), Need: 3, RoundTrip: func(i int) time.Duration { return trips[i] }, Away: func(i int) bool { return i == away }}
+	cfg := &Config{N: len(trips), RoundTrip: func(i int) time.Duration { return trips[i] }, Away: func(i int) bool { return i == away }}
 	for _, c := range []struct {
 		has, also int // servers that granted
 		waits     []int

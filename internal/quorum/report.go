@@ -87,7 +87,7 @@ func (l *Lock) blocked(id string) bool {
 		if who, ok := protocol.OwnerOf(owner); ok {
 			owner = who.Client
 		}
-		if by[owner]++; by[owner] >= l.cfg.Need {
+		if by[owner]++; by[owner] >= l.cfg.need() {
 			return true
 		}
 	}
@@ -121,7 +121,7 @@ func (s *Server) States() (voting, young, away int) {
 func (s *Server) tooFewVote() bool {
 	voting, _, away := s.States()
 	mayBeNew := away == 0 && !slices.ContainsFunc(s.members, (*member).isOld)
-	return voting < s.cfg.Need && !mayBeNew
+	return voting < s.cfg.need() && !mayBeNew
 }
 
 // OwnerOf returns what identifies the owner on all servers: its client, because the ids of one

@@ -147,7 +147,7 @@ func TestReadersAreThoseOfWhichAMajorityCanKnow(t *testing.T) {
 func TestServersThatHaveTheGrantAndAnswerStandBehindIt(t *testing.T) {
 	now := time.Now()
 	away := -1
-	l := NewLock(&Config{N: 5, Need: 3, Away: func(i int) bool { return i == away }}, &protocol.Keys{Lock: "x"})
+	l := NewLock(&Config{N: 5, Away: func(i int) bool { return i == away }}, &protocol.Keys{Lock: "x"})
 	aged := func(s partState, age time.Duration) part { return part{state: s, proved: now.Add(-age)} }
 	r := &request{id: "x", token: 1, unbroken: true, who: protocol.Identity{TTL: time.Minute},
 		parts: []part{aged(owned, 0), aged(owned, 59*time.Second), aged(owned, time.Minute), aged(asked, 0), aged(queued, 0)}}

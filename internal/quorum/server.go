@@ -72,7 +72,7 @@ func New(o Options) *Server {
 		s.members = append(s.members, &member{srv: srv, owner: s, place: i, inbox: o.Inboxes[i], stirred: make(chan struct{}, 1)})
 	}
 	s.cfg = Config{
-		N: len(s.members), Need: Majority(len(s.members)),
+		N: len(s.members),
 		NewID: func(like protocol.Identity) string {
 			return protocol.NewRequest(o.Client, like.Mode, like.TTL, like.Idles, like.Proof, like.Origin).ID
 		},

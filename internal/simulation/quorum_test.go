@@ -255,7 +255,7 @@ func (w *qWorld) begin(seed int64) {
 			}
 		}
 		c.lock.Wake(new(lockstate.Resting), c)
-		cfg := &quorum.Config{N: n, Need: quorum.Majority(n),
+		cfg := &quorum.Config{N: n,
 			NewID:  c.newID,
 			Proof:  func(i int) protocol.Proof { return c.proofs[i] },
 			Ticket: w.ticket,
