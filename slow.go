@@ -31,7 +31,7 @@ type slowWatch struct {
 
 	// waits and holds say, by the lock's name, when a wait for it and a hold of it were last logged, if
 	// that was within the last minute. Until then no further one is logged, but it is looked at again
-	// later: it may be the one that does not end.
+	// later: it may be the one that does not end. Used only by the watchdog's goroutine, through looks.
 	waits, holds map[string]time.Time
 }
 

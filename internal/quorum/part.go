@@ -7,6 +7,16 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
+// What is claimed of a part, by its fields and by methods, some of them of its request:
+//
+//	owned   its server granted it, is not known to have lost it, and was not told to end it
+//	lasts   if owned, less than a TTL has passed since the last proof
+//	stands  owned, or it was when its server lost its data, and the server is still in quarantine: since
+//	        the first grant, nobody else can have counted that server, unless the part was grantedLate
+//	counts  owned, and its server's grants count by now, or the request has owned the lock without a break
+//	gained  granted only since a majority was last known to have kept the lease (request.keptAt)
+//	broken  others may have owned there since then
+
 // part is a request on one server.
 type part struct {
 	history
