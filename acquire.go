@@ -330,7 +330,7 @@ func (c *Client) ended(ctx context.Context) error {
 // contexts as it is closed.
 func (c *Client) orClosed(err, cause error) error {
 	if c.closes() && errors.Is(cause, ErrClosed) {
-		return &about{err.Error(), []error{err, ErrClosed}}
+		return &textError{err.Error(), []error{err, ErrClosed}}
 	}
 	return err
 }

@@ -218,7 +218,7 @@ func newClient(o clientOptions, proof protocol.Proof) *Client {
 	c.canceler = newCanceler(c)
 	c.outage = newOutage(c)
 	c.downtime.client = c
-	c.losses.deliver, c.losses.limit, c.losses.what, c.losses.hide = o.onLoss, maxLosses, "the loss handler", o.secretNames
+	c.losses.deliver, c.losses.limit, c.losses.what, c.losses.hideNames = o.onLoss, maxLosses, "the loss handler", o.hideNames
 	if o.onLoss == nil {
 		c.losses.deliverAll = c.log.lost
 	}

@@ -26,8 +26,8 @@ const refusalLasts = time.Minute
 // while the others answer, and where locks are only held, nothing but renewals fails.
 type downtime struct {
 	alarm
-	client *Client
-	lasts  atomic.Bool // whether a command has failed, and the end of that was not logged yet; written under mu
+	client  *Client
+	ongoing atomic.Bool // whether a command has failed, and the end of that was not logged yet; written under mu
 
 	mu     sync.Mutex // guards what follows; only watchdog.mu, and asyncQueue.mu for a line of the log, are locked under it
 	began  time.Time  // when the first command that failed was sent
@@ -73,7 +73,7 @@ func (d *downtime) commandFailed(fail *protocol.Failure, sent time.Time, kind wo
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
-	if !d.lasts.Swap(true) || d.otherWorks && now.Sub(d.failed) > refusalLasts {
+	if !d.ongoing.Swap(true) || d.otherWorks && now.Sub(d.failed) > refusalLasts {
 		d.began, d.refused, d.notJustFull = sent, [2]bool{}, false
 	}
 	d.failed, d.heard, d.otherWorks = now, time.Time{}, false
@@ -84,7 +84,7 @@ func (d *downtime) commandFailed(fail *protocol.Failure, sent time.Time, kind wo
 // commandAnswered notes that a command got a reply. While Redis refuses commands of the other kind, that
 // does not end the downtime, unless the refusal has passed.
 func (d *downtime) commandAnswered(kind workKind) {
-	if !d.lasts.Load() {
+	if !d.ongoing.Load() {
 		return
 	}
 	d.mu.Lock()
@@ -100,7 +100,7 @@ func (d *downtime) commandAnswered(kind workKind) {
 		}
 		d.refused = [2]bool{}
 	}
-	if d.lasts.Load() && d.heard.IsZero() {
+	if d.ongoing.Load() && d.heard.IsZero() {
 		d.heard = now
 		d.client.watchdog.set(d, d.heard.Add(answersLong))
 	}
@@ -121,7 +121,7 @@ func (d *downtime) fire(now time.Time, batch []protocol.Renewal) []protocol.Rene
 	if d.heard.IsZero() || now.Sub(d.heard) < answersLong {
 		return batch
 	}
-	d.lasts.Store(false)
+	d.ongoing.Store(false)
 	if d.heard.Sub(d.failed) < answersLong {
 		d.client.log.answersAgain(seconds(d.heard.Sub(d.began)))
 	} else { // nothing was sent in between

@@ -53,9 +53,9 @@ type awake struct {
 
 	// These belong to the command in flight or, while there is none, to the holder of the
 	// entry's mutex.
-	warned bool    // whether the warning about a foreign owner was logged
-	lasts  bool    // whether the last command failed for a reason that only an operator can remove
-	pauses BackOff // nil unless the last command failed
+	warned        bool    // whether the warning about a foreign owner was logged
+	needsOperator bool    // whether the last command failed for a reason that only an operator can remove
+	pauses        BackOff // nil unless the last command failed
 }
 
 // idleStates holds state machines that no lock uses.
@@ -373,9 +373,9 @@ func (e *entry) noteFailure(cmd *protocol.Command, fail *protocol.Failure) (paus
 	first := e.awake.pauses == nil
 	// Repeat it at once, but only once. While its slot moves, repeat it after a pause until the map of the slots is new.
 	fail.Again = fail.Again && (first || fail.Moved && !cmd.Held && c.slotMap.moves(e.keys.Lock, movingTime, time.Now()))
-	hadFailed := !first && !e.awake.lasts
+	hadFailed := !first && !e.awake.needsOperator
 	pause = e.pause()
-	if e.awake.lasts = fail.Lasts(); e.awake.lasts && hadFailed {
+	if e.awake.needsOperator = fail.Lasts(); e.awake.needsOperator && hadFailed {
 		c.outage.answered(true) // an error that an operator has to remove is an answer, too
 	}
 	c.inbox.requireProbe(fail)
@@ -395,7 +395,7 @@ func (e *entry) noteReply(cmd *protocol.Command, a *protocol.Answer) {
 	c := e.client
 	c.downtime.commandAnswered(kindOfCommand(cmd, a))
 	c.outage.answered(e.awake.pauses != nil) // it is awake, with a command in flight
-	e.awake.pauses, e.awake.lasts = nil, false
+	e.awake.pauses, e.awake.needsOperator = nil, false
 	if a.NoNotify && !e.awake.warned {
 		e.awake.warned = true
 		c.log.foreignOwner(e.keys.Name(), a.Blocker, a.Left)
@@ -451,7 +451,7 @@ func (c *Client) recoverPanic(what string) {
 
 // logPanic is called where the stack still shows what panicked. The value may name a command's keys.
 func (c *Client) logPanic(what string, with any) {
-	if c.opts.secretNames {
+	if c.opts.hideNames {
 		with = onlyType(with)
 	}
 	c.log.write(slog.LevelError, "panic", what+" panicked; locks go on", "panic", with, "stack", string(debug.Stack()))

@@ -103,14 +103,14 @@ var (
 	errLeaseOver     = errors.New("leased: the lease has ended")
 )
 
-// about is an error that has its own text and matches other errors.
-type about struct {
+// textError is an error that has its own text and matches other errors.
+type textError struct {
 	text string
 	is   []error
 }
 
-func (e *about) Error() string   { return e.text }
-func (e *about) Unwrap() []error { return e.is }
+func (e *textError) Error() string   { return e.text }
+func (e *textError) Unwrap() []error { return e.is }
 
 // bare returns the text of err without the package name, so that it can follow another text.
 func bare(err error) string { return strings.TrimPrefix(err.Error(), "leased: ") }
@@ -202,7 +202,7 @@ func (e *notAcquired) Unwrap() []error {
 
 // notDone is the error for what a caller wanted of a lock and did not get, and why. It matches why, and is.
 func notDone(name, what string, why error, is ...error) error {
-	return &about{fmt.Sprintf("leased: lock %q not %s: %s", name, what, bare(why)), append(is, why)}
+	return &textError{fmt.Sprintf("leased: lock %q not %s: %s", name, what, bare(why)), append(is, why)}
 }
 
 // leaseLost says which lease ended before its Unlock, and why. It matches ErrLeaseLost, also

@@ -78,7 +78,7 @@ func (h *handle) misused(what string, err error, is ...error) error {
 	if h.client != nil {
 		text = fmt.Sprintf("leased: lock %q not %s: %s", h.keys.Name(), what, bare(err))
 	}
-	return &about{text, append(is, err)}
+	return &textError{text, append(is, err)}
 }
 
 func (h *handle) lock(m protocol.Mode) {
@@ -152,7 +152,7 @@ func (h *handle) unlock(m protocol.Mode) {
 		if m == protocol.Shared {
 			what = "RUnlock"
 		}
-		panic(&about{fmt.Sprintf("leased: %s of unlocked mutex %q", what, h.keys.Name()), []error{ErrNotLocked}})
+		panic(&textError{fmt.Sprintf("leased: %s of unlocked mutex %q", what, h.keys.Name()), []error{ErrNotLocked}})
 	}
 	if errors.Is(err, ErrNotReleased) {
 		h.client.log.unconfirmed(h.keys.Name(), err)

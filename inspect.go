@@ -163,7 +163,7 @@ func ask[T any](ctx context.Context, c *Client, f func() (T, error)) (val T, err
 		r.returned = true
 	})
 	if !started {
-		return val, &about{bare(ErrClosed), []error{ErrClosed}}
+		return val, &textError{bare(ErrClosed), []error{ErrClosed}}
 	}
 	var r result
 	select {
@@ -228,7 +228,7 @@ func (c *Client) operate(ctx context.Context, doing, name string) (protocol.Keys
 		return protocol.Keys{}, errNilContext
 	}
 	if c.closes() {
-		return protocol.Keys{}, &about{fmt.Sprintf("leased: "+doing+": %s", name, bare(ErrClosed)), []error{ErrClosed}}
+		return protocol.Keys{}, &textError{fmt.Sprintf("leased: "+doing+": %s", name, bare(ErrClosed)), []error{ErrClosed}}
 	}
 	return protocol.NewKeys(c.opts.prefix, name)
 }

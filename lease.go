@@ -341,7 +341,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	if lastErr != nil && ctx.Err() != nil {
 		text, is = fmt.Sprintf("%s (last Redis error: %s)", text, bare(lastErr)), append(is, lastErr)
 	}
-	return &about{text, is}
+	return &textError{text, is}
 }
 
 // over returns the error for a lease that was lost or unlocked, and so could not be checked or downgraded.

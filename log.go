@@ -34,10 +34,10 @@ const (
 // which can be user code, are called in order in the goroutine of lines, and for losses in that of
 // the losses; only Shutdown waits for them.
 type throttledLog struct {
-	logger *slog.Logger // nil: whatever slog.Default returns at the time
-	secret bool         // whether lock names are secret
-	prefix string       // of the locks' keys
-	lines  asyncQueue[func()]
+	logger    *slog.Logger // nil: whatever slog.Default returns at the time
+	hideNames bool         // whether lock names are secret
+	prefix    string       // of the locks' keys
+	lines     asyncQueue[func()]
 
 	lastGarbage atomic.Int64 // when a garbage line was last added to lines, in ns of Unix time
 
@@ -49,8 +49,8 @@ type throttledLog struct {
 }
 
 func newThrottledLog(o *clientOptions) *throttledLog {
-	l := &throttledLog{logger: o.logger, secret: o.secretNames, prefix: o.prefix, last: map[string]time.Time{}, away: map[int]bool{}}
-	l.lines.limit, l.lines.what, l.lines.hide = maxLines, "the logger", o.secretNames
+	l := &throttledLog{logger: o.logger, hideNames: o.hideNames, prefix: o.prefix, last: map[string]time.Time{}, away: map[int]bool{}}
+	l.lines.limit, l.lines.what, l.lines.hideNames = maxLines, "the logger", o.hideNames
 	l.lines.deliver = func(line func()) {
 		line()
 		if l.lines.dropped.Load() > 0 && time.Since(l.last["dropped"]) >= quiet {
@@ -92,9 +92,9 @@ func (l *throttledLog) causeOf(cause, name string) string {
 	return cause + " of " + name
 }
 
-// about adds to args the name of the lock that a line is about, unless names are secret.
-func (l *throttledLog) about(name string, args ...any) []any {
-	if l.secret {
+// withLock adds to args the name of the lock that a line is about, unless names are secret.
+func (l *throttledLog) withLock(name string, args ...any) []any {
+	if l.hideNames {
 		return args
 	}
 	return append([]any{"lock", name}, args...)
@@ -105,7 +105,7 @@ func (l *throttledLog) about(name string, args ...any) []any {
 // is about no single lock, name is "", and of what a server says only the first word is logged. It calls a
 // method of err, so it is called in the goroutine of lines.
 func (l *throttledLog) reason(name string, err error) any {
-	if !l.secret {
+	if !l.hideNames {
 		return err
 	}
 	text, _, hasArguments := strings.Cut(err.Error(), ", with args beginning with")
@@ -198,9 +198,9 @@ func (l *throttledLog) commandFailed(name string, fail *protocol.Failure) {
 	if level == slog.LevelWarn && !slices.Contains(l.outage, cause) {
 		l.outage = append(l.outage, cause)
 	}
-	l.print(level, cause, text, l.about(name, "error", l.reason(name, err))...)
+	l.print(level, cause, text, l.withLock(name, "error", l.reason(name, err))...)
 	if log := l.log(); log.Enabled(context.Background(), slog.LevelDebug) {
-		log.Debug("leased: command failed", l.about(name, "error", l.reason(name, err))...)
+		log.Debug("leased: command failed", l.withLock(name, "error", l.reason(name, err))...)
 	}
 }
 
@@ -216,7 +216,7 @@ func (l *throttledLog) foreignOwner(name, blocker string, left time.Duration) {
 		return
 	}
 	l.later(func() {
-		l.print(slog.LevelWarn, l.causeOf(cause, name), text, l.about(name)...)
+		l.print(slog.LevelWarn, l.causeOf(cause, name), text, l.withLock(name)...)
 	})
 }
 
@@ -292,8 +292,8 @@ type serverName struct {
 // cause returns the cause of a line about the server.
 func (s serverName) cause(what string) string { return fmt.Sprint(what, " ", s.number) }
 
-// about adds to args which server a line is about.
-func (s serverName) about(args ...any) []any {
+// withServer adds to args which server a line is about.
+func (s serverName) withServer(args ...any) []any {
 	if s.number == 0 {
 		return args
 	}
@@ -306,7 +306,7 @@ func (l *throttledLog) subscribeDenied(at serverName, err error) {
 		text = "a server of the quorum does not let this client subscribe; if a majority does not, waiting means polling"
 	}
 	l.later(func() {
-		l.print(slog.LevelWarn, at.cause("subscribe denied"), text, at.about("error", l.reason("", err))...)
+		l.print(slog.LevelWarn, at.cause("subscribe denied"), text, at.withServer("error", l.reason("", err))...)
 	})
 }
 
@@ -334,11 +334,11 @@ func (l *throttledLog) publishDenied(at serverName) {
 	if at.number > 0 {
 		text = "a server of the quorum does not let lock scripts publish; if a majority does not, waiting means polling"
 	}
-	l.write(slog.LevelWarn, at.cause("publish denied"), text, at.about()...)
+	l.write(slog.LevelWarn, at.cause("publish denied"), text, at.withServer()...)
 }
 
 func (l *throttledLog) noEcho(at serverName) {
-	l.write(slog.LevelWarn, at.cause("no echo"), "no messages arrive from Redis; subscribing again", at.about()...)
+	l.write(slog.LevelWarn, at.cause("no echo"), "no messages arrive from Redis; subscribing again", at.withServer()...)
 }
 
 // garbage looks at the time before it adds a line: thousands of messages a second would fill the queue, and have
@@ -349,7 +349,7 @@ func (l *throttledLog) garbage(text string) {
 		return
 	}
 	var args []any
-	if !l.secret { // a message has the name of a lock in it
+	if !l.hideNames { // a message has the name of a lock in it
 		args = []any{"begins", firstBytes(text, 24)}
 	}
 	l.write(slog.LevelWarn, "garbage", "received a message that is not for this client", args...)
@@ -357,7 +357,7 @@ func (l *throttledLog) garbage(text string) {
 
 // collected logs that a lease was garbage-collected. site is where it was locked, "" if that is not known.
 func (l *throttledLog) collected(name, site string) {
-	args := withSite(l.about(name), "locked_at", site)
+	args := withSite(l.withLock(name), "locked_at", site)
 	l.later(func() {
 		l.print(slog.LevelError, l.causeOf("collected", name), "a lease was garbage-collected without Unlock; it is no longer renewed, "+
 			"and this process keeps its callers out until Mutex.Unlock", args...)
@@ -381,7 +381,9 @@ func (l *throttledLog) unconfirmed(name string, err error) {
 			err = errSilent
 		}
 	}
-	l.later(func() { l.print(slog.LevelWarn, "unconfirmed", text, l.about(name, "error", l.reason(name, err))...) })
+	l.later(func() {
+		l.print(slog.LevelWarn, "unconfirmed", text, l.withLock(name, "error", l.reason(name, err))...)
+	})
 }
 
 // lost is the default loss handler. It logs every loss, because the work under each lease may have
@@ -401,11 +403,11 @@ func (l *throttledLog) lost(events []LossEvent) {
 		}
 		events = others
 		if len(same) == 1 {
-			log.Error("leased: lease lost before Unlock", l.about(ev.Name, "token", ev.Token, "reason", ev.Reason)...)
+			log.Error("leased: lease lost before Unlock", l.withLock(ev.Name, "token", ev.Token, "reason", ev.Reason)...)
 			continue
 		}
 		args := []any{"leases", len(same), "reason", ev.Reason}
-		if !l.secret {
+		if !l.hideNames {
 			names := make([]string, len(same))
 			for i := range same {
 				names[i] = same[i].Name
@@ -414,7 +416,7 @@ func (l *throttledLog) lost(events []LossEvent) {
 		}
 		log.Error("leased: leases lost before Unlock", args...)
 		for i := 0; i < len(same) && log.Enabled(context.Background(), slog.LevelDebug); i++ {
-			log.Debug("leased: lease lost before Unlock", l.about(same[i].Name, "token", same[i].Token, "reason", ev.Reason)...)
+			log.Debug("leased: lease lost before Unlock", l.withLock(same[i].Name, "token", same[i].Token, "reason", ev.Reason)...)
 		}
 	}
 }

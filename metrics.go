@@ -517,7 +517,7 @@ func (m *metrics) stop(ctx context.Context) bool {
 		defer close(ended)
 		defer func() {
 			if p := recover(); p != nil {
-				reportPanic("an instrument", p, m.client.opts.secretNames)
+				reportPanic("an instrument", p, m.client.opts.hideNames)
 			}
 		}()
 		defer m.gauges.leave(m) // even if an instrument panics

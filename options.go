@@ -56,7 +56,7 @@ type clientOptions struct {
 	logger *slog.Logger
 	onLoss func(LossEvent)
 
-	secretNames bool // log lines do not name locks
+	hideNames bool // log lines do not name locks
 
 	backOff func() BackOff
 	lock    lockOptions
@@ -164,7 +164,7 @@ func WithLogger(logger *slog.Logger) Option {
 // with, only the type is logged.
 func WithoutLockNamesInLogs() Option {
 	return clientOption(func(o *clientOptions) error {
-		o.secretNames = true
+		o.hideNames = true
 		return nil
 	})
 }

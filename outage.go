@@ -146,7 +146,7 @@ func (e *entry) retry() (asks bool) {
 	e.mu.Lock()
 	// A resting lock is not waiting out a pause. One whose failure lasts would fail again, and tells nothing of
 	// the server.
-	if e.dead || e.awake == nil || e.state().CommandInFlight() || e.awake.pauses == nil || e.awake.lasts {
+	if e.dead || e.awake == nil || e.state().CommandInFlight() || e.awake.pauses == nil || e.awake.needsOperator {
 		e.restLocked()
 		e.mu.Unlock()
 		return false

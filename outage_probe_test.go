@@ -77,14 +77,14 @@ func TestVirtualADowntimeEndsWithTheCommandsThatWereRefused(t *testing.T) {
 			c.downtime.commandAnswered(workKeeps)
 			time.Sleep(answersLong)
 			synctest.Wait()
-			if !c.downtime.lasts.Load() {
+			if !c.downtime.ongoing.Load() {
 				t.Fatal("a renewal was answered, and the downtime is over")
 			}
 		}
 		c.downtime.commandAnswered(workTakes)
 		time.Sleep(answersLong)
 		synctest.Wait()
-		if c.downtime.lasts.Load() {
+		if c.downtime.ongoing.Load() {
 			t.Error("a lock was answered, and the downtime goes on")
 		}
 		keys, err := protocol.NewKeys("", "x")
@@ -96,13 +96,13 @@ func TestVirtualADowntimeEndsWithTheCommandsThatWereRefused(t *testing.T) {
 			c.canceler.answered([]*lockstate.Cancellation{cancel}, []protocol.Canceled{{Fail: fail}}, time.Now())
 		}
 		answer(&protocol.Failure{Err: errNoAnswer, Kind: protocol.NoAnswer})
-		if !c.downtime.lasts.Load() {
+		if !c.downtime.ongoing.Load() {
 			t.Error("a cancel had no answer, and no downtime began")
 		}
 		answer(nil)
 		time.Sleep(answersLong)
 		synctest.Wait()
-		if c.downtime.lasts.Load() {
+		if c.downtime.ongoing.Load() {
 			t.Error("the cancel was answered, and the downtime goes on")
 		}
 	})

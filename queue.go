@@ -30,9 +30,9 @@ type asyncQueue[T any] struct {
 
 	// limit bounds the number of items, not counting those that are being delivered. Further ones are
 	// dropped and counted. 0: no limit.
-	limit int
-	what  string // what is called, for the report of a panic
-	hide  bool   // whether that report leaves out the value, which may name a lock
+	limit     int
+	what      string // what is called, for the report of a panic
+	hideNames bool   // whether that report leaves out the value, which may name a lock
 
 	dropped  atomic.Int64
 	reported atomic.Bool
@@ -106,7 +106,7 @@ func (q *asyncQueue[T]) run(done chan struct{}) {
 func (q *asyncQueue[T]) call(f func()) {
 	defer func() {
 		if p := recover(); p != nil && q.reported.CompareAndSwap(false, true) {
-			reportPanic(q.what, p, q.hide)
+			reportPanic(q.what, p, q.hideNames)
 		}
 	}()
 	f()
@@ -121,10 +121,10 @@ func (q *asyncQueue[T]) wait(ctx context.Context) bool {
 }
 
 // reportPanic writes to the default log that user code panicked where the user could not recover
-// it; hide leaves out the value. That log may be what panicked.
-func reportPanic(what string, p any, hide bool) {
+// it; hideNames leaves out the value. That log may be what panicked.
+func reportPanic(what string, p any, hideNames bool) {
 	defer func() { _ = recover() }()
-	if hide {
+	if hideNames {
 		p = onlyType(p)
 	}
 	slog.Default().Error("leased: "+what+" panicked; locks go on", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))

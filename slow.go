@@ -148,7 +148,7 @@ func (l *throttledLog) slow(s *slowLock) {
 	l.later(func() {
 		if s.hold > 0 {
 			l.print(slog.LevelWarn, l.causeOf("held", s.name), "a lock has been held for a long time",
-				withSite(l.about(s.name, "held", s.hold, "token", s.token, "waiting", s.waiting), "locked_at", s.holdSite)...)
+				withSite(l.withLock(s.name, "held", s.hold, "token", s.token, "waiting", s.waiting), "locked_at", s.holdSite)...)
 		}
 		if s.wait > 0 {
 			owner := s.blocker
@@ -159,7 +159,7 @@ func (l *throttledLog) slow(s *slowLock) {
 				owner = "unknown"
 			}
 			l.print(slog.LevelWarn, l.causeOf("waited", s.name), "a caller has waited a long time for a lock",
-				withSite(l.about(s.name, "waited", s.wait, "owner", owner, "waiting", s.waiting), "called_at", s.waitSite)...)
+				withSite(l.withLock(s.name, "waited", s.wait, "owner", owner, "waiting", s.waiting), "called_at", s.waitSite)...)
 		}
 	})
 }

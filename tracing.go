@@ -72,7 +72,7 @@ const maxDeliveries = 8192
 
 func newTracing(c *Client, o *clientOptions) *tracing {
 	t := &tracing{client: c, given: o.tracers, every: o.everySpan, more: spanAttributes(o)}
-	t.queue.limit, t.queue.what, t.queue.hide = maxDeliveries, "a sampler, span processor or instrument", o.secretNames
+	t.queue.limit, t.queue.what, t.queue.hideNames = maxDeliveries, "a sampler, span processor or instrument", o.hideNames
 	t.queue.deliver = func(d delivery) {
 		if d.delivered != nil {
 			defer close(d.delivered)

@@ -202,7 +202,7 @@ func TestWithoutLockNamesThePanicOfAHandlerIsLoggedWithoutItsValue(t *testing.T)
 	for hide, logged := range map[bool]string{false: "lost the lock topsecret", true: "a value of type string"} {
 		var out bytes.Buffer
 		slog.SetDefault(slog.New(slog.NewTextHandler(&out, nil)))
-		q := asyncQueue[string]{what: "the loss handler", hide: hide, deliver: func(name string) { panic("lost the lock " + name) }}
+		q := asyncQueue[string]{what: "the loss handler", hideNames: hide, deliver: func(name string) { panic("lost the lock " + name) }}
 		q.add("topsecret")
 		done := q.wait(t.Context())
 		if text := out.String(); !done || !strings.Contains(text, logged) || hide && strings.Contains(text, "topsecret") {
@@ -210,7 +210,7 @@ func TestWithoutLockNamesThePanicOfAHandlerIsLoggedWithoutItsValue(t *testing.T)
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		if c := onStub(t, 0, 0, WithoutLockNamesInLogs()); !c.losses.hide || !c.tracing.queue.hide || !c.log.lines.hide {
+		if c := onStub(t, 0, 0, WithoutLockNamesInLogs()); !c.losses.hideNames || !c.tracing.queue.hideNames || !c.log.lines.hideNames {
 			t.Error("a queue reports what names locks")
 		}
 	})
