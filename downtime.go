@@ -123,9 +123,9 @@ func (d *downtime) fire(now time.Time, batch []protocol.Renewal) []protocol.Rene
 	}
 	d.ongoing.Store(false)
 	if d.heard.Sub(d.failed) < answersLong {
-		d.client.log.answersAgain(seconds(d.heard.Sub(d.began)))
+		d.client.log.answersAgain(inWords(d.heard.Sub(d.began)))
 	} else { // nothing was sent in between
-		d.client.log.answersAgain(seconds(d.failed.Sub(d.began)) + " or more")
+		d.client.log.answersAgain(inWords(d.failed.Sub(d.began)) + " or more")
 	}
 	return batch
 }

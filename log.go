@@ -254,7 +254,7 @@ func (l *throttledLog) serverReturned(number int, addr string, answering, of int
 	l.later(func() {
 		if l.away[number] {
 			l.away[number] = false
-			l.log().Info("leased: a server of the quorum answers again after "+seconds(after),
+			l.log().Info("leased: a server of the quorum answers again after "+inWords(after),
 				"server", number, "addr", addr, "answering", answering, "servers", of)
 		}
 	})
@@ -436,8 +436,8 @@ func someNames(names []string) string {
 	return text
 }
 
-// seconds returns a duration as people say it.
-func seconds(d time.Duration) string {
+// inWords returns a duration as people say it.
+func inWords(d time.Duration) string {
 	if d < 10*time.Second {
 		return fmt.Sprintf("%.1f s", d.Seconds())
 	}

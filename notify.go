@@ -523,8 +523,8 @@ func (in *inbox) silent() {
 	}
 }
 
-// mastersAre is told the masters of a Cluster after commands had failed. If another node has
-// replaced the inbox's node, the inbox leaves its node at once: that node is dead or frozen, and
+// mastersAre is called with the addresses of a Cluster's masters after commands have failed. If another
+// node has replaced the inbox's node, the inbox leaves its node at once: that node is dead or frozen, and
 // waiting for an echo would take a second. A node that was taken out of its Cluster names no master,
 // which says nothing about the others.
 func (in *inbox) mastersAre(addrs []string) {

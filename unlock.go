@@ -147,8 +147,8 @@ func (e *entry) concludeLocked(w *call, ends time.Time, late error) (err, why er
 	caller := w.caller()
 	err = caller.Outcome()
 	why = err
-	if named, ok := e.named(err, ends); ok {
-		err = named
+	if never, ok := e.neverConfirmed(err, ends); ok {
+		err = never
 	} else if caller.LeaveUnsettled() {
 		lastErr := e.lastKnownLocked().err
 		err = &notReleased{name: e.keys.Name(), ends: onWallClock(ends), lastErr: lastErr, ended: late}
@@ -163,9 +163,9 @@ func (e *entry) concludeLocked(w *call, ends time.Time, late error) (err, why er
 	return err, why
 }
 
-// named returns the error of a release that nothing will confirm anymore, with the lock's name, if err
+// neverConfirmed returns the error of a release that nothing will confirm anymore, with the lock's name, if err
 // says so. The lock expires at ends.
-func (e *entry) named(err error, ends time.Time) (*notReleased, bool) {
+func (e *entry) neverConfirmed(err error, ends time.Time) (*notReleased, bool) {
 	over, ok := err.(*lockstate.ReleaseUnconfirmed) //nolint:errorlint // methods of err can be user code, and e.mu is locked
 	if !ok {
 		return nil, false
@@ -193,8 +193,8 @@ func (e *entry) lostLocked(w *call, err error) error {
 	switch too := err.(type) { //nolint:errorlint // methods of err can be user code, and e.mu is locked
 	case *lockstate.LostToo:
 		lost.release = too.Release
-		if named, ok := e.named(too.Release, time.Time{}); ok {
-			lost.release = named
+		if never, ok := e.neverConfirmed(too.Release, time.Time{}); ok {
+			lost.release = never
 		}
 	case *notReleased:
 		lost.release = too

@@ -424,7 +424,7 @@ var mutants = []mutant{
 
 	// what users are told
 	{"a log names the lock of an unconfirmed release", "log.go", "		err = unconfirmed.lastErr\n", "", "WithoutLockNamesLogs"},
-	{"a release that is given up counts as one that is tried still", "unlock.go", "			lost.release = named\n", "			_ = named\n", "AfterTheMaximumHoldTells"},
+	{"a release that is given up counts as one that is tried still", "unlock.go", "			lost.release = never\n", "			_ = never\n", "AfterTheMaximumHoldTells"},
 	{"a time on the wall clock is that of the start", "unlock.go", "	return now.Add(t.Sub(now))\n", "	return t.Add(now.Sub(now))\n", "OnTheWallClock"},
 	{"an echo that counts nobody in a Cluster says that nothing may be published", "internal/protocol/command.go", "	if a.Echo == 0 && (c.Echo == \"\" || a.Outcome != Enqueued && a.Outcome != Granted) {", "	if a.Echo == 0 {", "Published"},
 	{"a canceled wait returns a little later", "acquire.go", "			known := e.giveUp(w)", "			time.Sleep(5 * time.Millisecond)\n			known := e.giveUp(w)", "NoTimerLies"},
