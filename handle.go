@@ -74,11 +74,10 @@ func (h *handle) unmade() bool { return h.client == nil && h.err == nil }
 // misused returns the error of a call that has done nothing because, as err says, the handle or an
 // argument is bad. The error matches err and is.
 func (h *handle) misused(what string, err error, is ...error) error {
-	text := err.Error()
-	if h.client != nil {
-		text = fmt.Sprintf("leased: lock %q not %s: %s", h.keys.Name(), what, bare(err))
+	if h.client == nil {
+		return &textError{err.Error(), append(is, err)}
 	}
-	return &textError{text, append(is, err)}
+	return notDone(h.keys.Name(), what, err, is...)
 }
 
 func (h *handle) lock(m protocol.Mode) {

@@ -221,14 +221,16 @@ func (c *Client) unlessEnded(ctx context.Context, err error) error {
 // operate returns the keys of a lock that an operator names. doing, with %q for the name, is for the
 // error.
 func (c *Client) operate(ctx context.Context, doing, name string) (protocol.Keys, error) {
+	refused := func(why error) (protocol.Keys, error) {
+		return protocol.Keys{}, &textError{fmt.Sprintf("leased: "+doing+": %s", name, bare(why)), []error{why}}
+	}
 	switch {
 	case c.unmade():
 		return protocol.Keys{}, errClientUnmade
 	case ctx == nil:
-		return protocol.Keys{}, errNilContext
-	}
-	if c.closes() {
-		return protocol.Keys{}, &textError{fmt.Sprintf("leased: "+doing+": %s", name, bare(ErrClosed)), []error{ErrClosed}}
+		return refused(errNilContext)
+	case c.closes():
+		return refused(ErrClosed)
 	}
 	return protocol.NewKeys(c.opts.prefix, name)
 }

@@ -162,7 +162,7 @@ func (l *Lease) UnlockContext(ctx context.Context) error {
 		return errLeaseUnmade
 	}
 	if ctx == nil {
-		return errNilContext
+		return notDone(l.entry.keys.Name(), "unlocked", errNilContext)
 	}
 	return l.unlock(releaseWait{ctx})
 }
@@ -258,7 +258,7 @@ func (l *Lease) Check(ctx context.Context) error {
 		return errLeaseUnmade
 	}
 	if ctx == nil {
-		return errNilContext
+		return notDone(l.entry.keys.Name(), "checked", errNilContext)
 	}
 	w, e := l.call, l.entry
 	failed := func(why error) error { // ctx may have ended with the lease
@@ -316,7 +316,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 		return errLeaseUnmade
 	}
 	if ctx == nil {
-		return errNilContext
+		return notDone(l.entry.keys.Name(), "downgraded", errNilContext)
 	}
 	w, e := l.call, l.entry
 	if ctx.Err() != nil {

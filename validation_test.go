@@ -104,13 +104,12 @@ func TestWhatWasNotMadeByTheLibraryExplainsItself(t *testing.T) {
 			"leased: the context is nil":                               {func() { l.With(noContext) }},
 		}
 		failing := map[string][]func() error{
-			"leased: the context is nil": {
-				func() error { return l.Downgrade(noContext) },
-				func() error { return l.Check(noContext) },
-				func() error { _, err := c.Inspect(noContext, "x"); return err },
-				func() error { return forceUnlock(noContext, c, "x") },
-				func() error { return c.Shutdown(noContext) },
-			},
+			`leased: lock "x" not unlocked: the context is nil`:       {func() error { return l.UnlockContext(noContext) }},
+			`leased: lock "x" not downgraded: the context is nil`:     {func() error { return l.Downgrade(noContext) }},
+			`leased: lock "x" not checked: the context is nil`:        {func() error { return l.Check(noContext) }},
+			`leased: inspecting lock "x": the context is nil`:         {func() error { _, err := c.Inspect(noContext, "x"); return err }},
+			`leased: unlocking lock "x" by force: the context is nil`: {func() error { return forceUnlock(noContext, c, "x") }},
+			"leased: the context is nil":                              {func() error { return c.Shutdown(noContext) }},
 		}
 		for _, mu := range []*leased.Mutex{nil, {}} {
 			text := "leased: Mutex was not made by Client.Mutex"
