@@ -417,8 +417,8 @@ func (in *inbox) next(life context.Context, sub *redis.PubSub) (any, error) {
 	return got, err
 }
 
-// receive hands a message to the lock that it is about. A request of ours that no lock knows is
-// canceled, which ends what a late copy of a command had begun.
+// receive delivers a message from the server, if it is for this client. Those of a quorum's servers are
+// combined into one first.
 func (in *inbox) receive(text string) {
 	c := in.client
 	m, ok := protocol.ParseMessage(text)
@@ -440,11 +440,18 @@ func (in *inbox) receive(text string) {
 		in.receiveOfQuorum(&m)
 		return
 	}
+	c.deliver(&m)
+}
+
+// deliver hands a message to the lock that it is about. A request of ours that no lock knows is
+// canceled, which ends what a late copy of a command had begun.
+func (c *Client) deliver(m *protocol.Message) {
 	if e := c.lookup(m.Key); e != nil {
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(&m, now, fx) })
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(m, now, fx) })
 		return
 	}
-	if k, ok := c.keysOfLock(m.Key); ok && (m.Kind == protocol.MessageGranted || m.Kind == protocol.MessageWanted) {
+	owns := m.Kind == protocol.MessageGranted || m.Kind == protocol.MessageWanted && c.quorum == nil // a quorum's also tells a waiter to ask
+	if k, ok := c.keysOfLock(m.Key); owns && ok {
 		c.canceler.add(&lockstate.Cancellation{Owner: k, ID: m.ID})
 	}
 }

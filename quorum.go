@@ -155,17 +155,6 @@ func (c *Client) startMember(f func()) bool {
 	})
 }
 
-// deliver gives a lock a message that the quorum has made from its servers' messages.
-func (c *Client) deliver(m *protocol.Message) {
-	if e := c.lookup(m.Key); e != nil {
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(m, now, fx) })
-		return
-	}
-	if k, ok := c.keysOfLock(m.Key); ok && m.Kind == protocol.MessageGranted {
-		c.canceler.add(&lockstate.Cancellation{Owner: k, ID: m.ID})
-	}
-}
-
 // rejoined is called when the subscription to one server was renewed. Only messages of that server
 // can have been missed, so only that server is asked. Locks that wait out a pause after a failure
 // ask all servers.
