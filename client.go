@@ -61,6 +61,7 @@ type Client struct {
 	proof    protocol.Proof // in ids, once the inbox is confirmed
 	once     sync.Once      // starts the watchdog and the inbox
 	inbox    inboxes
+	alone    *inbox         // the only one of inbox; nil for a quorum, which probes and doubts its inboxes itself
 	quorum   *quorum.Server // nil for a single deployment, else the same as server
 	members  group          // goroutines that send to a quorum's servers
 	late     lateInboxes    // of a quorum
@@ -184,7 +185,8 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	c.pool = &poolCheck{client: c, server: server}
 	server.OnSilence = c.pool.hadNoAnswer
 	c.server = withReplicas(server, &o)
-	c.inbox = inboxes{newInbox(c, server.Deployment)}
+	c.alone = newInbox(c, server.Deployment)
+	c.inbox = inboxes{c.alone}
 	c.slotMap = newSlotMap(c, d)
 	switch {
 	case d.Kind == redisserver.UnknownKind:

@@ -335,14 +335,14 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 		c.canceler.released(cmd.ID, cmd.Cooldown, time.Now())
 	}
 	if cmd.Check {
-		cmd.Echo = c.inbox.startProbe(cmd.At, lockstate.Silence(cmd.Place))
+		cmd.Echo = c.alone.startProbe(cmd.At, lockstate.Silence(cmd.Place))
 	}
 	c.slotMap.await(ctx)
 	began := c.metrics.startTiming(ctx)
 	a, err := c.server.Do(ctx, &e.keys, cmd)
 	took := began.elapsed()
 	if cmd.Echo != "" {
-		c.inbox.probeSent(cmd.Echo, a.Published(cmd))
+		c.alone.probeSent(cmd.Echo, a.Published(cmd))
 	}
 	fail := redisserver.Classify(err) // here, where no mutex is held: it calls methods of the error
 	var pause time.Duration
@@ -378,7 +378,7 @@ func (e *entry) noteFailure(cmd *protocol.Command, fail *protocol.Failure) (paus
 	if e.awake.needsOperator = fail.Lasts(); e.awake.needsOperator && hadFailed {
 		c.outage.answered(true) // an error that an operator has to remove is an answer, too
 	}
-	c.inbox.requireProbe(fail)
+	c.alone.requireProbe(fail)
 	switch {
 	case fail.Again && first:
 		return 0
@@ -400,8 +400,8 @@ func (e *entry) noteReply(cmd *protocol.Command, a *protocol.Answer) {
 		e.awake.warned = true
 		c.log.foreignOwner(e.keys.Name(), a.Blocker, a.Left)
 	}
-	c.inbox.published(a.Published(cmd))
-	c.inbox.askAgain(&e.keys)
+	c.alone.published(a.Published(cmd))
+	c.alone.askAgain(&e.keys)
 	c.stats.countHandoffs(a.Handed)
 }
 

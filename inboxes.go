@@ -1,7 +1,6 @@
 package leased
 
 import (
-	"context"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -108,42 +107,6 @@ func (late *lateInboxes) fire(_ time.Time, batch []protocol.Renewal) []protocol.
 func (all inboxes) halt() {
 	for _, in := range all {
 		in.halt()
-	}
-}
-
-// internal/quorum probes and doubts the inboxes of a quorum one by one, and says which of them nothing may
-// be published to.
-
-func (all inboxes) published(receivers int) {
-	if len(all) == 1 {
-		all[0].published(receivers)
-	}
-}
-
-func (all inboxes) askAgain(k *protocol.Keys) {
-	if len(all) == 1 {
-		all[0].askAgain(k)
-	}
-}
-
-func (all inboxes) startProbe(now time.Time, silence time.Duration) string {
-	if len(all) > 1 {
-		return ""
-	}
-	return all[0].startProbe(now, silence)
-}
-
-func (all inboxes) probeSent(nonce string, receivers int) { all[0].probeSent(nonce, receivers) }
-
-func (all inboxes) requireProbe(fail *protocol.Failure) {
-	if len(all) == 1 {
-		all[0].requireProbe(fail)
-	}
-}
-
-func (all inboxes) probe(ctx context.Context, k *protocol.Keys) {
-	if len(all) == 1 {
-		all[0].probe(ctx, k)
 	}
 }
 

@@ -30,6 +30,9 @@ const (
 // time the subscription is confirmed, every waiting lock re-checks. A connection whose peer has
 // vanished looks alive for a very long time, so re-checks have the server publish an echo, and if
 // none arrives, the subscription is rebuilt.
+//
+// published, askAgain, startProbe, probe, probeSent and requireProbe do nothing if the inbox is nil, as
+// Client.alone is on a quorum.
 type inbox struct {
 	alarm
 	client  *Client
@@ -96,6 +99,7 @@ func (in *inbox) polls() bool {
 // may count no receiver although it arrives.
 func (in *inbox) published(receivers int) {
 	switch {
+	case in == nil:
 	case receivers == protocol.EchoDenied:
 		in.denied.Store(true)
 		in.client.log.publishDenied(in.server())
@@ -108,7 +112,7 @@ func (in *inbox) published(receivers int) {
 // every 20 s: a client for whose locks nobody waits sends no other command that would tell. Its goroutine is owned
 // by the client, ended by the answer or the command's timeout, and waited for by Shutdown.
 func (in *inbox) askAgain(k *protocol.Keys) {
-	if !in.denied.Load() {
+	if in == nil || !in.denied.Load() {
 		return
 	}
 	last, now := in.asked.Load(), time.Since(in.client.began)
@@ -466,6 +470,9 @@ func (c *Client) keysOfLock(key string) (*protocol.Keys, bool) {
 // startProbe returns the nonce of an echo that a command should ask for, or "" if no echo is
 // needed.
 func (in *inbox) startProbe(now time.Time, silence time.Duration) string {
+	if in == nil {
+		return ""
+	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.broken {
@@ -500,6 +507,9 @@ func (in *inbox) probe(ctx context.Context, k *protocol.Keys) {
 
 // probeSent notes that the server has published the echo to that number of receivers.
 func (in *inbox) probeSent(nonce string, receivers int) {
+	if in == nil {
+		return
+	}
 	in.mu.Lock()
 	deaf := in.hearing.ProbeCounted(nonce, receivers, time.Now())
 	if due := in.hearing.Due; !deaf && !due.IsZero() {
@@ -563,7 +573,7 @@ func (in *inbox) leave() bool {
 // with the next command that can ask for an echo. It does nothing if Redis itself said that it
 // refuses the client.
 func (in *inbox) requireProbe(fail *protocol.Failure) {
-	if fail.Lasts() {
+	if in == nil || fail.Lasts() {
 		return
 	}
 	in.mu.Lock()

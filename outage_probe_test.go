@@ -37,7 +37,7 @@ func TestAFailureThatLastsIsNoOutage(t *testing.T) {
 			t.Fatal(err)
 		}
 		client.outage.failed(redisserver.Classify(c.err), time.Now())
-		client.inbox.requireProbe(redisserver.Classify(c.err))
+		client.alone.requireProbe(redisserver.Classify(c.err))
 		if on, suspected := client.outage.on.Load(), client.inbox[0].hearing.ProbeRequired; on != c.lost || suspected != c.lost {
 			t.Errorf("%s: outage %v, inbox suspected %v", what, on, suspected)
 		}

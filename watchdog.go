@@ -347,7 +347,7 @@ func (c *Client) noteRenewals(ctx context.Context, batch []protocol.Renewal, too
 		if r := &batch[i]; r.Err != nil {
 			fail := redisserver.Classify(r.Err)
 			failed = fail
-			c.inbox.requireProbe(fail)
+			c.alone.requireProbe(fail)
 			c.slotMap.commandFailed(fail)
 			if fail.Again && c.slotMap.moves(r.Keys.Lock, r.Req.TTL/3, time.Now()) {
 				continue // it says nothing about the server; but it does if that goes on
@@ -364,10 +364,10 @@ func (c *Client) noteRenewals(ctx context.Context, batch []protocol.Renewal, too
 	}
 	if err := c.server.Touch(ctx, batch); err != nil {
 		fail := redisserver.Classify(err)
-		c.inbox.requireProbe(fail)
+		c.alone.requireProbe(fail)
 		c.logFailure(batch[0].Keys.Name(), fail)
 	}
-	c.inbox.probe(ctx, batch[0].Keys)
+	c.alone.probe(ctx, batch[0].Keys)
 }
 
 // sendRenewals sends a batch. If user code panics or ends the goroutine, the renewals that have no
