@@ -205,7 +205,7 @@ var mutants = []mutant{
 	{"who gives up at its admission has a minimum hold", "internal/lockstate/lock.go", "		l.grant.minHoldUntil = 0\n", "", "WhoDoesNotTakeTheLock"},
 	{"the canceler forgets the minimum hold", "canceler.go", "Cooldown: cancel.Cooldown(now)", "Cooldown: 0 * cancel.Cooldown(now)", "AReleaseWithoutAnswerKeeps"},
 	{"readers have a minimum hold", "internal/lockstate/lock.go", "	if c.Mode == protocol.Exclusive && c.Opts.MinHold > 0 {", "	if c.Opts.MinHold > 0 {", "AReaderHasNoMinimumHold"},
-	{"a cool-down is a foreign owner to operators", "inspect.go", "		if who, ok := protocol.ParseCooldown(s.Value); ok {", "		if who, ok := protocol.ParseCooldown(s.Value); ok && false {", "IsSeenByOperators"},
+	{"a cool-down is a foreign owner to operators", "inspect.go", "	if who, ok := protocol.ParseCooldown(s.Value); ok {", "	if who, ok := protocol.ParseCooldown(s.Value); ok && false {", "IsSeenByOperators"},
 	{"a minimum hold may be longer than the maximum", "options.go", "	if o.MaxHold > 0 && o.MinHold > o.MaxHold {", "	if false {", "OutOfRange"},
 
 	// links from a waiter to the owner that kept it waiting
