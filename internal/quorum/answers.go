@@ -80,10 +80,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	r, i, a := s.req, s.Server, &res.Answer
 	p := s.part()
 	if p == nil {
-		// The part has another id by now, and nothing uses this one.
-		if res.mayArrive() || a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued {
-			fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: s.Cmd.ID, TTL: r.who.TTL, Late: res.mayArrive()})
-		}
+		l.acquiredUnderAnOldID(s, &res, fx)
 		return
 	}
 	// Whether the server had granted the part before this answer.
@@ -114,6 +111,26 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	if r.dropped && (p.state == owned || p.state == queued || res.mayArrive()) {
 		fx.Strays = append(fx.Strays, l.stray(r, i))
 	}
+	l.settleAsked(ops, s, &res, o, now, fx)
+	if r.dropped {
+		return
+	}
+	l.heed(r, now, fx)
+	l.askLater(later, r, i, now, fx)
+	l.review(r, now, fx)
+}
+
+// acquiredUnderAnOldID takes a server's answer to an acquire of a part that has another id by now. Nothing
+// uses the old one.
+func (l *Lock) acquiredUnderAnOldID(s *Send, res *Result, fx *Effects) {
+	if o := res.Answer.Outcome; res.mayArrive() || o == protocol.Granted || o == protocol.Enqueued {
+		fx.Strays = append(fx.Strays, Stray{Server: s.Server, Keys: l.keys, ID: s.Cmd.ID, TTL: s.req.who.TTL, Late: res.mayArrive()})
+	}
+}
+
+// settleAsked tells the ops that wait for the answer to an acquire of it. o is the outcome.
+func (l *Lock) settleAsked(ops []*Op, s *Send, res *Result, o outcome, now time.Time, fx *Effects) {
+	r, i, a := s.req, s.Server, &res.Answer
 	for _, op := range ops {
 		if res.Fail != nil {
 			op.fail(i, res.Fail)
@@ -130,12 +147,6 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		}
 		l.evaluate(op, now, fx)
 	}
-	if r.dropped {
-		return
-	}
-	l.heed(r, now, fx)
-	l.askLater(later, r, i, now, fx)
-	l.review(r, now, fx)
 }
 
 // countsFrom returns when the grants of a server begin to count. The server says that its quarantine lasts
