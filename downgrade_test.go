@@ -258,8 +258,8 @@ func TestTheErrorOfADowngradeThatCloseEndsNamesThePackageOnce(t *testing.T) {
 		_ = c.Shutdown(ctx)
 		err := <-downgraded
 		isAll(t, err, leased.ErrClosed)
-		if strings.Count(err.Error(), "leased: ") != 1 {
-			t.Errorf("it says %q", err)
+		if want := `leased: downgrade of lock "x" not confirmed; no longer tried: `; strings.Count(err.Error(), "leased: ") != 1 || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("it says %q, want %q first", err, want)
 		}
 		_ = l.Unlock()
 	})
@@ -307,9 +307,13 @@ func TestADowngradeGoesOnWhenItsContextHasEnded(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 		defer cancel()
 		began := time.Now()
-		isAll(t, l.Downgrade(ctx), context.DeadlineExceeded)
+		err := l.Downgrade(ctx)
+		isAll(t, err, context.DeadlineExceeded)
 		if took := time.Since(began); took != 3*time.Second {
 			t.Errorf("returned after %v", took)
+		}
+		if want := `leased: downgrade of lock "x" not confirmed; still trying, and the lease goes on: `; !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("it says %q, want %q first", err, want)
 		}
 		if o := inspect(t, look, "x").Owners; len(o) != 1 || o[0].Shared || l.Context().Err() != nil {
 			t.Errorf("owners: %+v, %v", o, context.Cause(l.Context()))

@@ -337,7 +337,11 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	e.mu.Lock()
 	lastErr := e.state().LastErr()
 	e.mu.Unlock()
-	text, is := fmt.Sprintf("leased: downgrade of lock %q not confirmed: %s", e.keys.Name(), bare(err)), []error{err}
+	goesOn := "still trying, and the lease goes on"
+	if e.client.base.Err() != nil {
+		goesOn = "no longer tried"
+	}
+	text, is := fmt.Sprintf("leased: downgrade of lock %q not confirmed; %s: %s", e.keys.Name(), goesOn, bare(err)), []error{err}
 	if lastErr != nil && ctx.Err() != nil {
 		text, is = fmt.Sprintf("%s (last Redis error: %s)", text, bare(lastErr)), append(is, lastErr)
 	}
