@@ -94,8 +94,7 @@ func invalid(format string, args ...any) error {
 
 // WithKeyPrefix puts prefix before every key and channel, so that several applications can
 // share one Redis, or so that an ACL pattern can match them. A prefix has at most 256 bytes
-// of UTF-8 without control characters; for braces in it, see [Client.Mutex]. The default is
-// no prefix.
+// of UTF-8 without control characters; for braces in it, see [Client.Mutex].
 //
 // All clients that share a lock need the same prefix, because messages go to channels under
 // it. A key is the prefix and the name, with nothing in between: end the prefix with a
@@ -104,7 +103,8 @@ func invalid(format string, args ...any) error {
 // other: waiters lose their places at each release and notice it only at their next re-check, so
 // while two processes of one application take turns, the other may not get the lock at all; a lock
 // that is kept idle ([WithIdleHold]) is not given up to the other, nor do readers make room for its
-// writers; and ForceUnlock does not notify the other's owner, which notices at its next renewal.
+// writers; and ForceUnlock does not notify the other's owner, which notices at its next renewal. The
+// default is no prefix.
 func WithKeyPrefix(prefix string) Option {
 	return clientOption(func(o *clientOptions) error {
 		switch {
@@ -128,9 +128,9 @@ func WithKeyPrefix(prefix string) Option {
 }
 
 // WithOwner sets the readable part of this client's id, which other processes see in
-// Inspect, errors and traces. Labels need not be unique: the default, host:pid, is that of
-// all clients of a process. A label has 1 to 128 bytes, all of its characters printable
-// (no zero-width ones), and no spaces.
+// Inspect, errors and traces. Labels need not be unique. A label has 1 to 128 bytes, all of
+// its characters printable (no zero-width ones), and no spaces. The default is host:pid, for
+// all clients of a process.
 func WithOwner(label string) Option {
 	return clientOption(func(o *clientOptions) error {
 		if label == "" || !protocol.ValidLabel(label) {
@@ -158,10 +158,10 @@ func WithLogger(logger *slog.Logger) Option {
 }
 
 // WithoutLockNamesInLogs keeps the names of locks out of all log lines, in case the names
-// are secrets. Errors, spans and [LossEvent] still have them. The default is that lines
-// about a lock name it. Only code of yours can bring a name in: an error of a hook of the Redis client is
-// logged with its text, in which the name of the line's own lock is replaced. Of what code of yours panics
-// with, only the type is logged.
+// are secrets. Errors, spans and [LossEvent] still have them. Only code of yours can bring a name in: an
+// error of a hook of the Redis client is logged with its text, in which the name of the line's own lock is
+// replaced. Of what code of yours panics with, only the type is logged. The default is that lines about a
+// lock name it.
 func WithoutLockNamesInLogs() Option {
 	return clientOption(func(o *clientOptions) error {
 		o.hideNames = true
@@ -222,8 +222,8 @@ func WithTracerProvider(p trace.TracerProvider) Option {
 	})
 }
 
-// WithMeterProvider sets the provider of the instruments. The default is the global
-// provider, even if it is set after New.
+// WithMeterProvider sets the provider of the instruments. Close the client before shutting down the
+// provider: Close adds the last counts. The default is the global provider, even if it is set after New.
 func WithMeterProvider(p metric.MeterProvider) Option {
 	return clientOption(func(o *clientOptions) error {
 		if isNil(p) {
@@ -288,7 +288,7 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 				return invalid("attribute %q has no key or no value", a.Key)
 			}
 			if strings.HasPrefix(string(a.Key), "leased.") || a.Key == attrErrorType {
-				return invalid("attribute %q is one of this package's", a.Key)
+				return invalid("attribute %q is one of this package's; choose a key that is not \"error.type\" and does not begin with \"leased.\"", a.Key)
 			}
 		}
 		o.attributes = append(slices.Clip(o.attributes), attributes...)
@@ -305,8 +305,8 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 // most one of each is logged in a minute. Of locks that are slow at the same time, ten are named and
 // the others counted; those that stay slow are named later. Of readers without a Lease, RUnlock ends
 // the hold that began first, so one that is stuck among others that come and go is not seen. d must be
-// at least 10 ms; the line may come up to d/4 late. The default is to log none. The metrics
-// leased.wait.oldest and leased.hold.oldest need no threshold.
+// at least 10 ms; the line may come up to d/4 late. The metrics leased.wait.oldest and
+// leased.hold.oldest need no threshold. The default is to log none.
 func WithSlowThreshold(d time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if d < 10*time.Millisecond {

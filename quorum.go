@@ -67,7 +67,7 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 			return nil, fmt.Errorf("%w (server %d of the quorum)", err, i+1)
 		}
 		if d.Kind != redisserver.OneNode {
-			return nil, invalid("server %d of the quorum: the Redis client is not a client of a single server", i+1)
+			return nil, invalid("server %d of the quorum: the Redis client is not a client of a single server; use redis.NewClient", i+1)
 		}
 		if d.FollowsSentinel() {
 			return nil, invalid("server %d of the quorum: the Redis client follows Sentinel to a replica, which may lack leases; use redis.NewClient", i+1)
