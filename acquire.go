@@ -98,7 +98,7 @@ func (h *handle) acquire(ctx context.Context, w *call, began time.Time) (*entry,
 		report := func() {
 			var delivered <-chan struct{}
 			if w.Events != nil {
-				span, delivered = c.tracing.endWaitSpan(ctx, span, &waitRecord{h, e, w, err, began, now})
+				span, delivered = c.tracing.endWaitSpan(ctx, span, &waitRecord{handle: h, entry: e, call: w, err: err, began: began, ended: now})
 			}
 			c.metrics.recordWait(ctx, span, h.label, w, waitOutcome(err), now.Sub(began))
 			c.tracing.awaitDelivery(delivered)

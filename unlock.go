@@ -115,7 +115,7 @@ func (e *entry) finishUnlock(w *call, ends, at time.Time, waited bool, late erro
 	if waited {
 		settled = time.Now()
 	}
-	held, first := e.takeHoldLocked(w, holdEnd{holdOutcome(w, err), why, at, settled})
+	held, first := e.takeHoldLocked(w, holdEnd{how: holdOutcome(w, err), why: why, at: at, settled: settled})
 	e.mu.Unlock()
 	if first {
 		e.client.tracing.awaitDelivery(e.client.recordHold(&held))
