@@ -449,7 +449,7 @@ func (l *throttledLog) noPolicy() {
 }
 
 func (l *throttledLog) lossesDropped() {
-	l.write(slog.LevelError, "losses dropped", "the loss handler is too slow; some losses were not passed to it")
+	l.write(slog.LevelError, "losses dropped", "some losses were not reported: the loss handler, or the logger, is too slow")
 }
 
 func (l *throttledLog) unknownClient() {

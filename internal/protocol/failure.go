@@ -10,7 +10,7 @@ var (
 )
 
 // ErrPanicked is the error of a command that was cut short by user code that it called.
-var ErrPanicked = errors.New("leased: a hook of the Redis client or the back-off policy panicked")
+var ErrPanicked = errors.New("leased: a hook of the Redis client, or the back-off policy, panicked or ended its goroutine")
 
 // Failure is the error of a command, and what it means for the lock. An error is classified
 // once, before the state machine sees it, because its methods can be user code (from a hook
