@@ -17,8 +17,8 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// The Client, its table of the locks in use, and its shutdown, which waits for every goroutine
-// that the client has started:
+// The Client, its table of the locks in use, and its shutdown, which waits for the client's goroutines as
+// long as its context lasts, and for finalWait at least; the last column says what waits:
 //
 //	goroutine         runs                          ends with                waited for by
 //	watchdog          from the first lock on        watchdog.halt            group.wait

@@ -133,7 +133,7 @@ func (s *Send) Requests() (id, next string) {
 	return s.req.id, next
 }
 
-// Kind is the kind of a Send.
+// Kind is the kind of a Send, or of an Op, which is never Adopt.
 type Kind uint8
 
 // The kinds of sends.

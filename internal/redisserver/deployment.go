@@ -97,8 +97,8 @@ func (d Deployment) withContexts() (Deployment, bool) {
 	return DeploymentOf(clone), true
 }
 
-// Proof returns what can prove to others that a client whose inbox was confirmed is gone: the count of PUBLISH. In a
-// Cluster nothing can: no node counts the subscribers of all nodes.
+// Proof returns what can prove to others that a client whose inbox was confirmed is gone: the answer to PUBSUB NUMSUB.
+// In a Cluster nothing can: no node counts the subscribers of all nodes.
 func (d Deployment) Proof() protocol.Proof {
 	switch d.Kind {
 	case OneNode:
