@@ -30,8 +30,11 @@ type entry struct {
 	keys   protocol.Keys
 	label  *string // its label in metrics; nil: it has none
 
-	mu      sync.Mutex // guards what follows, and alarm.due; for its order see Client.mu
-	awake   *awake     // nil while the lock rests; to be used through state
+	mu sync.Mutex // guards what follows, and alarm.due; for its order see Client.mu
+	// awake is nil while the lock rests. Read it only after state in the same critical section, or to ask
+	// whether the lock rests. The goroutine of the command in flight may read it without mu, because that
+	// command keeps the lock awake.
+	awake   *awake
 	resting lockstate.Resting
 	dead    bool // removed from the table; find makes another entry
 	recent  bool // among the client's recent locks, or about to be
