@@ -134,10 +134,15 @@ func (e *entry) step(event func(now time.Time, fx *lockstate.Effects)) {
 	var fx lockstate.Effects
 	e.mu.Lock()
 	event(now, &fx)
-	idle := e.rearmLocked(&fx)
+	e.endStepLocked(&fx)
+}
+
+// endStepLocked ends a step that was begun under e.mu: it unlocks e.mu and performs the effects.
+func (e *entry) endStepLocked(fx *lockstate.Effects) {
+	idle := e.rearmLocked(fx)
 	becameRecent := e.restAfterLocked(fx.Woken.Any())
 	e.mu.Unlock()
-	e.perform(&fx, idle, 0)
+	e.perform(fx, idle, 0)
 	if becameRecent {
 		e.client.recent.add(e)
 	}
@@ -418,13 +423,7 @@ func (e *entry) answered(cmd *protocol.Command, a protocol.Answer, fail *protoco
 	var fx lockstate.Effects
 	e.mu.Lock()
 	e.state().Answered(cmd, a, fail, pause, now, &fx)
-	idle := e.rearmLocked(&fx)
-	becameRecent := e.restAfterLocked(fx.Woken.Any())
-	e.mu.Unlock()
-	e.perform(&fx, idle, 0)
-	if becameRecent {
-		e.client.recent.add(e)
-	}
+	e.endStepLocked(&fx)
 }
 
 // pause returns how long the lock sends nothing to Redis after the command in flight has failed.

@@ -35,12 +35,12 @@ var ways = []way{
 		"lockstate.Lock.Enter", "lockstate.Lock.applyRules", "lockstate.Lock.admit", "lockstate.Lock.ask",
 		"leased.entry.perform", "leased.entry.dispatch", "leased.entry.run",
 		"redisserver.Server.Do", "redisserver.Server.voteAcquire", "redisserver.Server.send", "redisserver.parseAnswer", "protocol.FormatSpan",
-		"leased.entry.answered", "leased.entry.step", "lockstate.Lock.Answered", "lockstate.Lock.acquired", "lockstate.Lock.acquireEnqueued", "lockstate.Lock.enqueued",
+		"leased.entry.answered", "leased.entry.step", "leased.entry.endStepLocked", "lockstate.Lock.Answered", "lockstate.Lock.acquired", "lockstate.Lock.acquireEnqueued", "lockstate.Lock.enqueued",
 		"leased.newLease",
 	}},
 	{"-.->", []string{ // the message that makes its process the owner
 		"leased.inbox.run", "leased.inbox.attempt", "leased.inbox.listen", "leased.inbox.receive", "protocol.ParseMessage", "protocol.ParseID",
-		"leased.entry.step", "lockstate.Lock.Receive", "lockstate.Lock.grantedByMessage",
+		"leased.entry.step", "leased.entry.endStepLocked", "lockstate.Lock.Receive", "lockstate.Lock.grantedByMessage",
 		"lockstate.Lock.hold", "lockstate.Lock.applyRules", "lockstate.Lock.admit", "leased.entry.perform",
 	}},
 }
