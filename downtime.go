@@ -64,9 +64,9 @@ func kindOfCommand(cmd *protocol.Command, a *protocol.Answer) workKind {
 	return workTakes
 }
 
-// commandFailed notes that a command has failed, which was sent at sent. Its kind is never workAsks, which only
-// an answer shows.
-func (d *downtime) commandFailed(fail *protocol.Failure, sent time.Time, kind workKind) {
+// commandFailed notes that a command has failed, which was sent at sentAt. Its kind is never workAsks, which
+// only an answer shows.
+func (d *downtime) commandFailed(fail *protocol.Failure, sentAt time.Time, kind workKind) {
 	if fail.Lasts() {
 		return
 	}
@@ -74,7 +74,7 @@ func (d *downtime) commandFailed(fail *protocol.Failure, sent time.Time, kind wo
 	defer d.mu.Unlock()
 	now := time.Now()
 	if !d.ongoing.Swap(true) || d.otherWorks && now.Sub(d.failed) > refusalLasts {
-		d.began, d.refused, d.notJustFull = sent, [2]bool{}, false
+		d.began, d.refused, d.notJustFull = sentAt, [2]bool{}, false
 	}
 	d.failed, d.heard, d.otherWorks = now, time.Time{}, false
 	d.refused[kind] = fail.Kind == protocol.RefusedNow

@@ -80,11 +80,11 @@ func (l *Lock) endsCheck(r *protocol.Renewal) bool {
 	return true
 }
 
-// checked answers the checks that waited for a command sent at sent. The command found that the
+// checked answers the checks that waited for a command, which was sent at sentAt. It found that the
 // lock is ours, or had no answer because of err. own says that it was sent for checks.
-func (l *Lock) checked(sent time.Time, own bool, err error, fx *Effects) {
+func (l *Lock) checked(sentAt time.Time, own bool, err error, fx *Effects) {
 	l.answerChecks(fx, func(k *Check) bool {
-		if own && k.sent || sent.After(k.at) {
+		if own && k.sent || sentAt.After(k.at) {
 			k.Err = err
 			return true
 		}

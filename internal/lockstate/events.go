@@ -233,9 +233,9 @@ func (l *Lock) rejectLasting(fail *protocol.Failure, fx *Effects) {
 	}
 }
 
-// hold handles a proof of ownership whose command was sent at from. A grant that is already
-// held is extended, because the server has given it its full TTL again.
-func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
+// hold handles a proof of ownership. Its command was sent at sentAt. A grant that is already held is
+// extended, because the server has given it its full TTL again.
+func (l *Lock) hold(a protocol.Answer, sentAt time.Time, how Via, now time.Time) {
 	g := &l.grant
 	extended := g.state == Held && g.notified == 0
 	if a.Forgot { // from now on Redis remembers this one
@@ -243,14 +243,14 @@ func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	}
 	switch {
 	case g.state != Held:
-		l.becomeHeld(a, from, how, now)
+		l.becomeHeld(a, sentAt, how, now)
 	case g.notified != 0 && (a.Token < g.token || g.over(now)):
 		// The proof is about an earlier grant of the id, and the full TTL of that grant says
 		// nothing about the provisional one. Or the provisional one may have ended, and the
 		// proof be about a later one.
-	case from.After(g.proved):
-		g.prove(from)
-		g.rebase(a.Clock, l.instant(from), l.instant(now))
+	case sentAt.After(g.proved):
+		g.prove(sentAt)
+		g.rebase(a.Clock, l.instant(sentAt), l.instant(now))
 	}
 	if g.role() != byPlace { // else the waiter may be our own writer
 		g.wanted = g.wanted || a.More
@@ -263,23 +263,24 @@ func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 		g.renewAt = l.instant(now)
 	case extended: // the next renewal stays due, because it also has the lock's last token kept
 	default:
-		g.renewAt = l.firstRenewal(from, how, now)
+		g.renewAt = l.firstRenewal(sentAt, how, now)
 	}
 }
 
-// firstRenewal returns when a grant that is proved from then on is renewed for the first time.
-func (l *Lock) firstRenewal(from time.Time, how Via, now time.Time) Instant {
+// firstRenewal returns when a grant is renewed for the first time. The command that proves it was sent at
+// sentAt.
+func (l *Lock) firstRenewal(sentAt time.Time, how Via, now time.Time) Instant {
 	g := &l.grant
 	if how == ViaDirect {
 		// The next regular renewal confirms the grant, or an earlier one if less than half of the
 		// TTL is left.
-		return min(g.onGrid(l.instant(now).add(g.req.TTL/3)), l.instant(from).add(g.req.TTL/2))
+		return min(g.onGrid(l.instant(now).add(g.req.TTL/3)), l.instant(sentAt).add(g.req.TTL/2))
 	}
 	due := g.req.TTL / 3
 	if l.env.HoldsMany() { // perhaps it took them together: their first renewals come apart
 		due -= time.Duration(l.env.Jitter() * float64(g.req.TTL/4))
 	}
-	return g.onGrid(l.instant(from).add(due))
+	return g.onGrid(l.instant(sentAt).add(due))
 }
 
 // yielded handles the answer to a yield.

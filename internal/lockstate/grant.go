@@ -184,24 +184,24 @@ func (l *Lock) becomeNext() {
 	l.grant.wanted = wanted
 }
 
-// idlesAfter returns until when the grant is kept for callers to come if c, which leaves at at, is the last one; 0
-// if it is given back at once.
-func (g *grant) idlesAfter(c *Caller, at Instant) Instant {
+// idlesAfter returns until when the grant is kept for callers to come if c, which leaves now, is the last
+// one; 0 if it is given back at once.
+func (g *grant) idlesAfter(c *Caller, now Instant) Instant {
 	if g.opts.IdleHold == 0 || c.Opts.IdleHold == 0 { // the grant's id says whether it may idle
 		return 0
 	}
-	return at.add(c.Opts.IdleHold)
+	return now.add(c.Opts.IdleHold)
 }
 
-// becomeQueued notes that the command sent at from was answered: the request waits.
-func (l *Lock) becomeQueued(a protocol.Answer, from time.Time) {
+// becomeQueued notes the answer that the request waits. Its command was sent at sentAt.
+func (l *Lock) becomeQueued(a protocol.Answer, sentAt time.Time) {
 	g := &l.grant
-	g.state, g.proved, g.token = queued, from, a.Floor()
+	g.state, g.proved, g.token = queued, sentAt, a.Floor()
 }
 
-// becomeHeld notes that a gave the lock to the ticket. The command that proves it was sent at
-// from.
-func (l *Lock) becomeHeld(a protocol.Answer, from time.Time, how Via, now time.Time) {
+// becomeHeld notes that answer grants the lock to the ticket. The command that proves it was sent at
+// sentAt.
+func (l *Lock) becomeHeld(answer protocol.Answer, sentAt time.Time, how Via, now time.Time) {
 	g := &l.grant
 	g.askDue = l.env.InboxPending() || g.mayNotQueue // a message "wanted" may have been missed
 	g.mayNotQueue, l.refusedOnce = false, false
@@ -212,25 +212,25 @@ func (l *Lock) becomeHeld(a protocol.Answer, from time.Time, how Via, now time.T
 	g.schedule = schedule{}
 	at := l.instant(now)
 	g.via, g.since, g.served = how, at, 0
-	g.token, g.clock, g.clockAt = a.Token, a.Clock, at
-	if a.Kept {
+	g.token, g.clock, g.clockAt = answer.Token, answer.Clock, at
+	if answer.Kept {
 		// Others may have had the lock since that token was given, because Redis can have
 		// gone back to a state in which we owned it. So the token counts as given out.
-		l.last = max(l.last, a.Token)
+		l.last = max(l.last, answer.Token)
 	}
 	if g.req.Mode == protocol.Shared {
-		if a.Kept {
-			l.last = max(l.last, a.Clock-1)
+		if answer.Kept {
+			l.last = max(l.last, answer.Clock-1)
 		}
-		l.last = max(a.Token, l.last+1)
+		l.last = max(answer.Token, l.last+1)
 		g.readers = l.last
 	}
-	g.prove(from)
+	g.prove(sentAt)
 	if how == ViaDirect && g.req.Provisional {
 		g.notified = at
 	}
 	g.idleTill = 0
-	l.prevHoldSpan = a.Link
+	l.prevHoldSpan = answer.Link
 	g.touchAt = g.onGrid(at.add(protocol.TokenLife(g.req.TTL) / 4))
 }
 
@@ -291,8 +291,9 @@ func margin(ttl time.Duration) time.Duration { return ttl/rateSlack + 2*time.Mil
 // window returns for how long a proof of ownership for ttl is believed.
 func window(ttl time.Duration) time.Duration { return ttl - margin(ttl) }
 
-// tooOld reports whether a proof of ownership for ttl, sent at from, can no longer be believed.
-func tooOld(ttl time.Duration, from, now time.Time) bool { return between(from, now).tooLong(ttl) }
+// tooOld reports whether a proof of ownership for ttl can no longer be believed. Its command was sent at
+// sentAt.
+func tooOld(ttl time.Duration, sentAt, now time.Time) bool { return between(sentAt, now).tooLong(ttl) }
 
 // late reports whether a message that t was granted comes too late for a caller to enter before
 // Redis has been asked. A provisional grant must last until its renewal can be answered.
@@ -303,11 +304,11 @@ func (t *ticket) late(now time.Time) bool {
 	return tooOld(t.req.TTL, t.proved, now)
 }
 
-// provedAt notes that a message about t is as old as from, if that is not zero. An answer that is newer may
-// have overtaken it.
-func (t *ticket) provedAt(from time.Time) {
-	if !from.IsZero() && from.Before(t.proved) {
-		t.proved = from
+// provedAt notes how old a message about t is: it proves what was so at that time, if that is not zero. An
+// answer that is newer may have overtaken it.
+func (t *ticket) provedAt(at time.Time) {
+	if !at.IsZero() && at.Before(t.proved) {
+		t.proved = at
 	}
 }
 
@@ -332,9 +333,9 @@ func (g *grant) ttl() time.Duration {
 // over reports whether the last proof of ownership is too old to be believed.
 func (g *grant) over(now time.Time) bool { return tooOld(g.ttl(), g.proved, now) }
 
-// prove records a proof of ownership for the full TTL that was sent at from.
-func (g *grant) prove(from time.Time) {
-	g.proved, g.notified = from, 0
+// prove records a proof of ownership for the full TTL. Its command was sent at sentAt.
+func (g *grant) prove(sentAt time.Time) {
+	g.proved, g.notified = sentAt, 0
 }
 
 // Gain returns how much further the wall clock moved than the monotonic clock. The monotonic
@@ -460,12 +461,12 @@ func (g *grant) serverClock(now Instant) uint64 {
 	return g.clock + uint64((since - since/rateSlack).Microseconds())
 }
 
-// rebase takes the server's clock from the answer to a command that was sent at sent. By now the
-// server's clock shows at least that, and at most as much more as has passed since sent. An
-// estimate within that range is better than the answer, because the answer was delayed. An
-// estimate outside it was wrong: the clocks differ by more than assumed, or one was set.
-func (g *grant) rebase(clock uint64, sent, now Instant) {
-	since := max(0, now.sub(sent))
+// rebase takes the server's clock from the answer to a command, which was sent at sentAt. By now the
+// server's clock shows at least that, and at most as much more as has passed since the command was sent.
+// An estimate within that range is better than the answer, because the answer was delayed. An estimate
+// outside it was wrong: the clocks differ by more than assumed, or one was set.
+func (g *grant) rebase(clock uint64, sentAt, now Instant) {
+	since := max(0, now.sub(sentAt))
 	most := clock + uint64((since + since/rateSlack).Microseconds())
 	if estimate := g.serverClock(now); estimate < clock || estimate > most {
 		g.clock, g.clockAt = clock, now

@@ -41,14 +41,14 @@ const (
 	headPoll = time.Second
 )
 
-// enqueued handles the answer "queued" to a command that was sent at from.
-func (l *Lock) enqueued(a protocol.Answer, from, now time.Time) {
+// enqueued handles the answer "queued" to a command, which was sent at sentAt.
+func (l *Lock) enqueued(a protocol.Answer, sentAt, now time.Time) {
 	g := &l.grant
 	if head := l.waiting.first; head != nil && head.Events != nil && g.state != queued {
 		head.Events.add(Event{At: now, What: EventQueuedInRedis, Place: a.Place, Text: a.Blocker})
 	}
 	hastened := g.hastened || g.state != queued
-	l.becomeQueued(a, from)
+	l.becomeQueued(a, sentAt)
 	polls := a.Echo == protocol.EchoDenied || !l.env.HasInbox()
 	pause := l.pauseAfter(a, polls, hastened)
 	switch {
@@ -60,7 +60,7 @@ func (l *Lock) enqueued(a protocol.Answer, from, now time.Time) {
 	l.blocker = a.Blocker
 	g.clock, g.clockAt = a.Clock, l.instant(now)
 	g.lease = a.Clock/1000 + uint64(g.req.TTL.Milliseconds())
-	g.fullAt = l.briefUntil(a, polls, from, now)
+	g.fullAt = l.briefUntil(a, polls, sentAt, now)
 	if l.pending.stale || a.Unfinished || a.Told > 0 {
 		pause, g.fullAt = 0, 0
 	}
@@ -106,11 +106,11 @@ func (l *Lock) pauseAfter(a protocol.Answer, polls, hastened bool) time.Duration
 	return pause
 }
 
-// briefUntil returns until when re-checks after the answer a, to a command sent at from, may be brief; 0 if
-// none may.
-func (l *Lock) briefUntil(a protocol.Answer, polls bool, from, now time.Time) Instant {
+// briefUntil returns until when re-checks after the answer a may be brief; 0 if none may. The command that
+// was answered was sent at sentAt.
+func (l *Lock) briefUntil(a protocol.Answer, polls bool, sentAt, now time.Time) Instant {
 	g := &l.grant
-	quick := now.Sub(from) <= g.req.TTL/slowAnswer
+	quick := now.Sub(sentAt) <= g.req.TTL/slowAnswer
 	if a.Place > 0 && a.Place < farBehind && a.Left >= 0 && !polls && !a.NoNotify && quick && g.behindWriter(a.Blocker) {
 		return l.instant(now).add(min(afterExpiry(a), g.req.TTL/2, maxBrief))
 	}
@@ -122,8 +122,8 @@ func afterExpiry(a protocol.Answer) time.Duration {
 	return a.Left + AfterExpiry + time.Duration(a.Place)*perPlace
 }
 
-// stillWaits handles the answer to the brief re-check c, a, which says that the request has waited ever
-// since its last answer. So a message is trusted from when c was sent, but whatever else was known of
+// stillWaits handles the answer to a brief re-check, which says that the request has waited ever since its
+// last answer. So a message is trusted from when the re-check was sent, but whatever else was known of
 // the wait stays, including the token that a message must exceed.
 func (l *Lock) stillWaits(c *protocol.Command, a protocol.Answer, now time.Time) {
 	g := &l.grant

@@ -296,9 +296,9 @@ func (p *part) heard(o protocol.Outcome, fail *protocol.Failure) {
 	}
 }
 
-// own notes that the part's server made us the owner, or extended our lease, after a command sent at
-// from. inQuarantine says that the server was still in quarantine then.
-func (r *request) own(p *part, a *protocol.Answer, from, now time.Time, inQuarantine bool) {
+// own notes that the part's server made us the owner, or extended our lease, after a command that was sent
+// at sentAt. inQuarantine says that the server was still in quarantine then.
+func (r *request) own(p *part, a *protocol.Answer, sentAt, now time.Time, inQuarantine bool) {
 	if p.state != owned {
 		r.toldToAsk = false // it may complete a majority
 		if !p.lost && p.quarantineEnd.IsZero() {
@@ -313,16 +313,16 @@ func (r *request) own(p *part, a *protocol.Answer, from, now time.Time, inQuaran
 	if p.state != owned || !a.Kept {
 		p.token, p.known = a.Token, a.Token
 	}
-	if p.state != owned || from.After(p.proved) {
-		p.proved = from
+	if p.state != owned || sentAt.After(p.proved) {
+		p.proved = sentAt
 	}
 	p.state, p.ended = owned, false
 	p.clock, p.more = max(p.clock, a.Clock), p.more || a.More
 }
 
-// enqueued notes that the part waits in its server's queue, after a command sent at from.
-func (p *part) enqueued(a *protocol.Answer, from, now time.Time) {
-	p.state, p.ended, p.proved, p.floor, p.token, p.known = queued, false, from, a.Floor(), 0, 0
+// enqueued notes that the part waits in its server's queue, after a command that was sent at sentAt.
+func (p *part) enqueued(a *protocol.Answer, sentAt, now time.Time) {
+	p.state, p.ended, p.proved, p.floor, p.token, p.known = queued, false, sentAt, a.Floor(), 0, 0
 	p.told = a.Told
 	p.blockedBy(a, now)
 }

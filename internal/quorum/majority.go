@@ -17,14 +17,14 @@ func (r *request) counts(p *part, now time.Time) bool {
 	return p.state == owned && (r.unbroken || !now.Before(p.countsFrom) && !p.quarantineUnknown)
 }
 
-// majority reports whether the parts whose ownership was proved at from or later, and cannot have ended
-// since, are a majority. The end of a quarantine makes parts count that may have ended long before. If all
-// servers are young, and all have granted, the set of servers is new, and they count.
-func (l *Lock) majority(r *request, from, now time.Time) bool {
+// majority reports whether the parts whose proof of ownership is not older than oldest, and that cannot have
+// ended since, are a majority. The end of a quarantine makes parts count that may have ended long before. If
+// all servers are young, and all have granted, the set of servers is new, and they count.
+func (l *Lock) majority(r *request, oldest, now time.Time) bool {
 	n, all := 0, 0
 	for i := range r.parts {
 		p := &r.parts[i]
-		if p.state != owned || p.proved.Before(from) || !p.lasts(r, now) {
+		if p.state != owned || p.proved.Before(oldest) || !p.lasts(r, now) {
 			continue
 		}
 		if r.counts(p, now) {

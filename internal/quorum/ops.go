@@ -59,8 +59,8 @@ const (
 	outcomeSkipped           // the server was not asked, because there is nothing to ask it
 )
 
-// newOp returns an op about r, whose command was decided on at the time at. If r holds the lease, the op
-// notes on which servers it stands before any of them has answered.
+// newOp returns an op about r. at is when its command was decided on. If r holds the lease, the op notes on
+// which servers it stands before any of them has answered.
 func (l *Lock) newOp(kind Kind, verb protocol.Verb, r *request, at, now time.Time) *Op {
 	op := &Op{kind: kind, verb: verb, req: r, at: at, held: r != nil && r.token != 0,
 		outcomes: make([]outcome, l.cfg.N), fails: make([]*protocol.Failure, l.cfg.N), sending: true}
