@@ -194,68 +194,68 @@ type waitRecord struct {
 	ended  time.Time
 }
 
-// endWaitSpan ends the wait span of w's caller and, if the caller was admitted, starts its hold span. By
+// endWaitSpan ends the wait span of r's caller and, if the caller was admitted, starts its hold span. By
 // then the hold may have ended, because any goroutine may unlock. It returns the wait span, or nil
 // if there is none. For a caller that was not admitted, it also returns a channel that is closed when
 // the span has ended.
-func (t *tracing) endWaitSpan(ctx context.Context, span trace.Span, w *waitRecord) (trace.Span, <-chan struct{}) {
-	c := w.call
-	events, from, blocker, behind := w.takeEvents()
+func (t *tracing) endWaitSpan(ctx context.Context, span trace.Span, r *waitRecord) (trace.Span, <-chan struct{}) {
+	w := r.call
+	events, from, blocker, behind := r.takeEvents()
 	tracer := t.tracer()
 	if span == nil && tracer != nil && len(events) > 0 {
-		_, span = tracer.Start(ctx, spanWait, trace.WithTimestamp(w.began), t.attributes(w.handle.keys.Name(), c.Mode))
+		_, span = tracer.Start(ctx, spanWait, trace.WithTimestamp(r.began), t.attributes(r.handle.keys.Name(), w.Mode))
 		if !span.IsRecording() {
-			w.declineSpans()
+			r.declineSpans()
 			return nil, nil
 		}
 	}
 	if span == nil {
-		w.skipSpan() // the event log stays: another caller may yet wait for this one
+		r.skipSpan() // the event log stays: another caller may yet wait for this one
 		return nil, nil
 	}
-	t.describeWait(span, w, behind)
+	t.describeWait(span, r, behind)
 	noteBlocker(span, from, blocker)
 	notePlaces(span, events)
 	addEvents(span, events)
-	if w.err != nil {
+	if r.err != nil {
 		delivered := make(chan struct{})
-		t.endSpan(span, w.ended, delivered)
+		t.endSpan(span, r.ended, delivered)
 		return span, delivered
 	}
-	t.endSpan(span, w.ended, nil)
-	if !c.trace().parent.IsValid() {
+	t.endSpan(span, r.ended, nil)
+	if !w.trace().parent.IsValid() {
 		ctx = trace.ContextWithSpan(ctx, span) // so that wait and hold are in one trace
 	}
-	w.entry.mu.Lock()
-	mine := c.trace().claimHoldSpan()
-	c.trace().waitUnreported = false
-	since := w.entry.client.began.Add(c.Since) // when it was admitted, and others may have begun to wait for it
-	w.entry.mu.Unlock()
+	r.entry.mu.Lock()
+	mine := w.trace().claimHoldSpan()
+	w.trace().waitUnreported = false
+	since := r.entry.client.began.Add(w.Since) // when it was admitted, and others may have begun to wait for it
+	r.entry.mu.Unlock()
 	if mine {
-		t.startHoldSpan(ctx, w.entry, c, w.ended.Add(since.Sub(w.ended))) // on the wall clock, see onWallClock
+		t.startHoldSpan(ctx, r.entry, w, r.ended.Add(since.Sub(r.ended))) // on the wall clock, see onWallClock
 	}
 	return span, nil
 }
 
 // describeWait sets what a wait span says of how the wait ended. behind is how many servers of a quorum
 // stood behind the lease by then, 0 if that is not known.
-func (t *tracing) describeWait(span trace.Span, w *waitRecord, behind int) {
-	c := w.call
-	outcome := waitOutcome(w.err)
+func (t *tracing) describeWait(span trace.Span, r *waitRecord, behind int) {
+	w := r.call
+	outcome := waitOutcome(r.err)
 	span.SetAttributes(attrWaitOutcome.String(outcome.String()))
-	if w.err == nil {
-		span.SetAttributes(attrVia.String(c.Via.String()), attrToken.Int64(int64(c.Token)))
+	if r.err == nil {
+		span.SetAttributes(attrVia.String(w.Via.String()), attrToken.Int64(int64(w.Token)))
 	}
 	if q := t.client.quorum; q != nil {
 		switch answering, of := q.Answering(); {
-		case w.err != nil:
+		case r.err != nil:
 			span.SetAttributes(attrAnswering.Int(answering), attrServers.Int(of))
 		case behind > 0:
 			span.SetAttributes(attrWaitServers.Int(behind), attrServers.Int(of))
 		}
 	}
 	if outcome.bad() {
-		span.SetStatus(codes.Error, w.err.Error())
+		span.SetStatus(codes.Error, r.err.Error())
 		span.SetAttributes(attrErrorType.String(outcome.String()))
 	}
 }
@@ -284,30 +284,30 @@ func notePlaces(span trace.Span, events []lockstate.Event) {
 
 // skipSpan notes that the wait gets no span. The hold gets one if another caller already waits
 // for it.
-func (w *waitRecord) skipSpan() {
-	if w.err != nil {
+func (r *waitRecord) skipSpan() {
+	if r.err != nil {
 		return
 	}
-	w.entry.mu.Lock()
-	defer w.entry.mu.Unlock()
-	w.call.trace().waitUnreported = false
-	defer w.entry.restLocked()
-	if w.entry.state().Contended() {
-		w.entry.traceHolderLocked(w.call)
+	r.entry.mu.Lock()
+	defer r.entry.mu.Unlock()
+	r.call.trace().waitUnreported = false
+	defer r.entry.restLocked()
+	if r.entry.state().Contended() {
+		r.entry.traceHolderLocked(r.call)
 	}
 }
 
 // declineSpans notes that the sampler does not want the wait, which is the root of a trace. The hold gets no span
 // either: it would be another root, for which the sampler would be asked anew.
-func (w *waitRecord) declineSpans() {
-	if w.entry == nil {
+func (r *waitRecord) declineSpans() {
+	if r.entry == nil {
 		return
 	}
-	w.entry.mu.Lock()
-	defer w.entry.mu.Unlock()
-	t := w.call.trace()
+	r.entry.mu.Lock()
+	defer r.entry.mu.Unlock()
+	t := r.call.trace()
 	t.waitUnreported, t.declined = false, true
-	w.entry.restLocked()
+	r.entry.restLocked()
 }
 
 // takeEvents removes the events of the wait from the caller's log. It also returns what the wait
@@ -315,23 +315,23 @@ func (w *waitRecord) declineSpans() {
 // span that blocked it. If the blocker has no span here, it returns the value of the owner's key
 // instead. behind is how many servers of a quorum stand behind the lease, 0 if that is not known or
 // the lease is over.
-func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span, blocker string, behind int) {
-	log := w.call.trace()
-	if w.entry == nil {
+func (r *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span, blocker string, behind int) {
+	log := r.call.trace()
+	if r.entry == nil {
 		return log.List, nil, "", 0
 	}
-	w.entry.mu.Lock()
-	defer w.entry.mu.Unlock()
+	r.entry.mu.Lock()
+	defer r.entry.mu.Unlock()
 	events, from, blocker = log.TakeWaitEvents(), log.From, log.Blocker
-	if w.err != nil {
-		defer w.entry.restLocked()
-		if owner := w.entry.state().Holders(); owner != nil {
+	if r.err != nil {
+		defer r.entry.restLocked()
+		if owner := r.entry.state().Holders(); owner != nil {
 			from = owner.Events.HoldSpan()
 		} else {
-			blocker = w.entry.state().Blocker()
+			blocker = r.entry.state().Blocker()
 		}
 	}
-	behind, _ = w.entry.behindLocked(w.call)
+	behind, _ = r.entry.behindLocked(r.call)
 	return events, from, blocker, behind
 }
 
@@ -347,33 +347,33 @@ func (e *entry) traceHoldersLocked() {
 	e.awake.contended = contended
 }
 
-// traceHolderLocked has the hold span of c started, so that the waiter's span can link to it,
-// unless c has one or its own caller will start it. The waiter does not depend on that: if the hold
+// traceHolderLocked has the hold span of w started, so that the waiter's span can link to it,
+// unless w has one or its own caller will start it. The waiter does not depend on that: if the hold
 // ends before its span has started, the waiter's span has no link.
-func (e *entry) traceHolderLocked(c *call) {
-	if c.Phase != lockstate.Inside || c.Leased || c.Reported || c.Events == nil || c.trace().waitUnreported || !c.trace().claimHoldSpan() {
+func (e *entry) traceHolderLocked(w *call) {
+	if w.Phase != lockstate.Inside || w.Leased || w.Reported || w.Events == nil || w.trace().waitUnreported || !w.trace().claimHoldSpan() {
 		return
 	}
-	t, since := e.client.tracing, onWallClock(e.client.began.Add(c.Since))
-	t.later(func() { t.startHoldSpan(context.Background(), e, c, since) })
+	t, since := e.client.tracing, onWallClock(e.client.began.Add(w.Since))
+	t.later(func() { t.startHoldSpan(context.Background(), e, w, since) })
 }
 
 // startHoldSpan starts the hold span of a caller that was admitted at since. Only the goroutine that
 // claimed the span calls it. If the hold has ended in the meantime, startHoldSpan also ends the span.
-func (t *tracing) startHoldSpan(ctx context.Context, e *entry, c *call, since time.Time) {
-	span := t.newHoldSpan(ctx, &holdRecord{entry: e, since: since, mode: c.Mode, via: c.Via, token: c.Token})
+func (t *tracing) startHoldSpan(ctx context.Context, e *entry, w *call, since time.Time) {
+	span := t.newHoldSpan(ctx, &holdRecord{entry: e, since: since, mode: w.Mode, via: w.Via, token: w.Token})
 	if span == nil {
 		return
 	}
 	ref := spanRefOf(span.SpanContext())
 	e.mu.Lock()
-	log := c.trace()
-	log.span, c.extend().under = span, span
+	log := w.trace()
+	log.span, w.extend().under = span, span
 	if trace.TraceFlags(ref.Flags).IsSampled() {
 		log.Hold = ref
 	}
 	over := !log.end.at.IsZero()
-	r := holdRecord{entry: e, mode: c.Mode, token: c.Token, holdEnd: log.end, span: span, behind: c.Behind}
+	r := holdRecord{entry: e, mode: w.Mode, token: w.Token, holdEnd: log.end, span: span, behind: w.Behind}
 	if over {
 		r.events = log.TakeHoldEvents()
 	}
