@@ -14,7 +14,9 @@ import (
 // what follows from the event to the effects. Whoever calls these methods must serialize the
 // calls, and performs the effects afterwards.
 //
-// After every event these rules are applied in this order; nothing else decides anything:
+// An event after which a rule may apply ends with applyRules, which applies these rules in this order; before
+// them it ends what has expired, and after them it settles callers that left, and checks. Reenter and
+// LeaveKept skip the rules: they refuse every case in which one other than admit could apply.
 //
 //	admit      If the grant is held, trusted and of the caller's mode, and its tenure is
 //	           not over, the head of the FIFO enters. This covers hand-off inside the
