@@ -12,7 +12,10 @@ import (
 // grant is what this process has in Redis for one lock:
 //
 //	none ──► asking ──► queued ──► held ──► releasing ──► none
-//	            └─────────────────►┘            └──► asking, queued, held (yield)
+//	            └─────────────────►┘  │         └──► asking, queued, held (yield, or a reserved place)
+//	                                  └──► asking (idle, and not believed anymore), none (lost)
+//
+// A request that is refused or given up leads from asking or queued to none.
 //
 // A held grant is believed until the end of its trust window, which starts before the command
 // that proved ownership is sent and lasts for the TTL less a margin of 1 % + 2 ms (Gray and
@@ -22,13 +25,14 @@ type grant struct {
 	next   *successor // the request that replaces it, nil if there is none
 	state  grantState
 
+	wanted bool // requested, held: another process waits for the lock
+
 	// queued, held: a reading of the server's clock, µs, taken at clockAt or before
 	clock   uint64
 	clockAt Instant
 
 	// held:
 	via      Via
-	wanted   bool    // another process waits for the lock
 	askDue   bool    // a question is due: a message may have been missed, or left open whether the grant was made anew
 	fresh    bool    // it came in this very step
 	idle     bool    // after the last step, no caller was inside, and no command in flight but a question while nobody waits
