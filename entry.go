@@ -342,7 +342,7 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	if cmd.Cooldown > 0 {
 		c.canceler.released(cmd.ID, cmd.Cooldown, time.Now())
 	}
-	if cmd.Check {
+	if cmd.Recheck {
 		cmd.Echo = c.alone.startProbe(cmd.At, lockstate.Silence(cmd.Place))
 	}
 	c.slotMap.await(ctx)

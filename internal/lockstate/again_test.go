@@ -80,7 +80,7 @@ func (c *chance) routine() {
 func outline(c *chance) [32]any {
 	g := &c.l.grant
 	return [...]any{g.state, g.req, g.via, g.wanted, g.askDue, g.fresh, g.idle, g.served, g.since, g.renewAt, g.touchAt, g.idleTill,
-		g.minHoldUntil, g.gained, g.notified, g.proved, g.sent, g.mayNotQueue, g.lateUntil, g.doubtUntil, g.checkAt, g.role(),
+		g.minHoldUntil, g.gained, g.notified, g.proved, g.sent, g.mayNotQueue, g.lateUntil, g.doubtUntil, g.recheckAt, g.role(),
 		c.l.waiting.n, c.l.inside.n, c.l.leaving.n, c.l.anyOrphans(), c.l.pending, c.l.closed, c.l.maxHoldAt, c.l.checking != nil, c.l.Due(),
 		[...]any{len(c.calls), len(c.losses), len(c.unwanted), len(c.told), len(c.renewals), c.flight != nil}}
 }

@@ -313,10 +313,10 @@ func TestABriefAnswerChangesOnlyTheNextReCheckAndWhatIsTrusted(t *testing.T) {
 	h.pass(20 * time.Millisecond)
 	h.answer(stillWaits)
 	after := h.l.grant
-	if after.checkAt <= before.checkAt {
+	if after.recheckAt <= before.recheckAt {
 		t.Error("there is no further re-check")
 	}
-	before.checkAt, before.proved, before.lease = after.checkAt, asked, until
+	before.recheckAt, before.proved, before.lease = after.recheckAt, asked, until
 	if after != before || h.l.Blocker() != blocker {
 		t.Errorf("%+v became %+v, behind %s", before, after, h.l.Blocker())
 	}
@@ -329,7 +329,7 @@ func TestABriefReCheckMayAlsoEndTheWait(t *testing.T) {
 	}
 	h.answer(h.grant())
 	h.in(c)
-	if c.Via != viaCheck {
+	if c.Via != viaRecheck {
 		t.Errorf("it entered via %v", c.Via)
 	}
 }

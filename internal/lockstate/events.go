@@ -88,12 +88,12 @@ func (l *Lock) acquireFailed(c *protocol.Command, fail *protocol.Failure, pause 
 
 // replaceRequest gives up the request, whose grant was not confirmed, and goes on with another one.
 func (l *Lock) replaceRequest(now time.Time, fx *Effects) {
-	checkAt := l.grant.checkAt
+	recheckAt := l.grant.recheckAt
 	l.grant.sent = true
 	l.cancelRequest(now, fx)
 	if head := l.waiting.first; head != nil && l.compatible(head.Mode) {
 		l.makeRequest(head, now)
-		l.grant.checkAt = checkAt
+		l.grant.recheckAt = recheckAt
 	}
 }
 
@@ -113,8 +113,8 @@ func (l *Lock) acquireGranted(c *protocol.Command, a protocol.Answer, now time.T
 		return
 	case c.Held:
 		l.questionAnswered(c, a, now, fx)
-	case c.Check:
-		l.hold(a, c.At, viaCheck, now)
+	case c.Recheck:
+		l.hold(a, c.At, viaRecheck, now)
 	default:
 		l.hold(a, c.At, viaFree, now)
 	}
@@ -169,7 +169,7 @@ func (l *Lock) acquireRefused(a protocol.Answer, sent bool, now time.Time, fx *E
 	g := &l.grant
 	l.blocker = a.Blocker
 	if a.Unfinished && g.state != Held {
-		g.sent, g.checkAt = sent, l.instant(now)
+		g.sent, g.recheckAt = sent, l.instant(now)
 		return
 	}
 	l.tryIdleOwner(a, now)
@@ -203,7 +203,7 @@ func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, no
 	if l.pending.stale && !fail.LacksReplicas { // else the news was about the grant that is given up
 		pause = 0
 	}
-	t.checkInFull(l.instant(now).add(pause))
+	t.recheckInFull(l.instant(now).add(pause))
 	if fail.MayRun() {
 		t.sent = true
 		t.lateUntil = l.instant(arrives(now, t.req.TTL))
@@ -342,7 +342,7 @@ func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	}
 	if placed {
 		l.becomeNext()
-		l.grant.checkInFull(l.instant(now)) // it may have been served
+		l.grant.recheckInFull(l.instant(now)) // it may have been served
 	} else {
 		l.becomeNone()
 	}
@@ -636,7 +636,7 @@ func (l *Lock) cancelLost(id string, fx *Effects) {
 // know about. The answer to a command in flight may be older than that.
 func (l *Lock) askAgain(t *ticket, now time.Time) {
 	t.sent = true
-	t.checkInFull(l.instant(now))
+	t.recheckInFull(l.instant(now))
 	l.pending.stale = l.pending.verb != protocol.None
 }
 
@@ -682,7 +682,7 @@ func (l *Lock) Ends(id string, left time.Duration, now time.Time, fx *Effects) {
 	g.endsAt = l.instant(now).add(left + AfterExpiry) // kept for an answer that this message overtakes, too
 	g.fullAt = min(g.fullAt, g.endsAt)
 	if g.state == queued {
-		g.checkAt = min(g.checkAt, g.endsAt)
+		g.recheckAt = min(g.recheckAt, g.endsAt)
 		l.applyRules(now, fx)
 	}
 }
@@ -718,7 +718,7 @@ func (l *Lock) Revoked(id string, token uint64, now time.Time, fx *Effects) {
 func (l *Lock) Subscribed(now time.Time, fx *Effects) {
 	l.pending.stale = l.pending.verb != protocol.None
 	if g := &l.grant; g.requested() {
-		g.checkInFull(l.instant(now))
+		g.recheckInFull(l.instant(now))
 		g.hastened = true
 	}
 	l.applyRules(now, fx)
@@ -735,10 +735,10 @@ func (l *Lock) Reachable(now time.Time, fx *Effects) bool {
 	case !g.requested() && !(g.wanted && l.keepsReadersOut()):
 		return false
 	}
-	if l.pending.verb != protocol.None || t.checkAt <= l.instant(now) {
+	if l.pending.verb != protocol.None || t.recheckAt <= l.instant(now) {
 		return false
 	}
-	t.checkAt = l.instant(now)
+	t.recheckAt = l.instant(now)
 	l.applyRules(now, fx)
 	return fx.Send.Verb != protocol.None
 }

@@ -78,12 +78,12 @@ type ticket struct {
 	lateUntil   Instant // until then, an unanswered acquire of the request may still arrive
 	doubtUntil  Instant // the same for an acquire that was sent while the grant was held
 
-	schedule // of a grant that is held, only checkAt is valid
+	schedule // of a grant that is held, only recheckAt is valid
 }
 
 // schedule says when a ticket that is not granted yet is asked about again.
 type schedule struct {
-	checkAt    Instant       // when to ask again; of a held grant, whether others wait, see Lock.asksForReaders
+	recheckAt  Instant       // when to ask again; of a held grant, whether others wait, see Lock.asksForReaders
 	endsAt     Instant       // when the owner's lease ends, according to a message; zero if none came
 	told       uint64        // readers whose leases end by this time have been sent *wanted* for it; 0 if all have
 	poll       time.Duration // pause between checks where no notification comes
@@ -96,8 +96,8 @@ type schedule struct {
 	hastened bool
 }
 
-// checkInFull schedules the next re-check for at, and makes it a full one.
-func (s *schedule) checkInFull(at Instant) { s.checkAt, s.fullAt = at, 0 }
+// recheckInFull schedules the next re-check for at, and makes it a full one.
+func (s *schedule) recheckInFull(at Instant) { s.recheckAt, s.fullAt = at, 0 }
 
 // successor is the request that replaces a grant's own.
 type successor struct {
@@ -157,7 +157,7 @@ const (
 	none grantState = iota
 
 	// Asking: the ticket is asked for with an acquire, which is in flight or will be sent at
-	// checkAt. Whether Redis may have seen it is in sent. A held grant that cannot be believed
+	// recheckAt. Whether Redis may have seen it is in sent. A held grant that cannot be believed
 	// anymore and has no caller inside is in this state too: it is asked about under its own
 	// id before the next caller enters.
 	Asking
@@ -169,7 +169,7 @@ const (
 	// Held: Redis gave us the lock, and callers enter while the grant is trusted. Members are
 	// the callers inside. Without any, the grant idles until idleTill. It may have a successor,
 	// by a downgrade or by a place behind our own readers. The downgrade, or the acquire for
-	// that place, is then in flight or will be sent at the successor's checkAt.
+	// that place, is then in flight or will be sent at the successor's recheckAt.
 	Held
 
 	// Releasing: a release or a yield is in flight, and no caller is inside under the grant.
@@ -252,12 +252,12 @@ func (l *Lock) becomeNone() { l.grant = grant{} }
 type Via uint8
 
 const (
-	viaFree   Via = iota // the lock was free
-	ViaLocal             // handed over by a caller of the same process, or shared with one
-	ViaIdle              // the process had kept the lock
-	ViaDirect            // by message: the releasing script made us owner
-	viaCheck             // a re-check found the lock ours or free
-	Vias                 // number of values
+	viaFree    Via = iota // the lock was free
+	ViaLocal              // handed over by a caller of the same process, or shared with one
+	ViaIdle               // the process had kept the lock
+	ViaDirect             // by message: the releasing script made us owner
+	viaRecheck            // a re-check found the lock ours or free
+	Vias                  // number of values
 )
 
 func (v Via) String() string {
@@ -430,7 +430,7 @@ func (l *Lock) tenureOver(now Instant) bool {
 	case g.served == 0 || g.idle:
 		return false
 	case g.req.Mode == protocol.Shared:
-		return !g.fresh && (g.wanted || slow && !l.env.HasInbox() && now >= g.checkAt)
+		return !g.fresh && (g.wanted || slow && !l.env.HasInbox() && now >= g.recheckAt)
 	}
 	return slow || g.wanted && (int(g.served) >= g.opts.Handoffs || since >= g.opts.Tenure)
 }

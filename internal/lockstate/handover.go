@@ -37,11 +37,11 @@ func (l *Lock) reserve(now time.Time, fx *Effects) {
 		g.next = &successor{ticket: l.newTicket(head, now), role: byPlace}
 	}
 	place := g.next
-	if l.instant(now) < place.checkAt {
+	if l.instant(now) < place.recheckAt {
 		return
 	}
 	l.pending = pending{verb: protocol.Acquire}
-	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: place.req.ID, TTL: place.req.TTL, Wait: true, Own: g.req.ID, Told: place.told, Check: place.sent, At: now}
+	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: place.req.ID, TTL: place.req.TTL, Wait: true, Own: g.req.ID, Told: place.told, Recheck: place.sent, At: now}
 }
 
 // cancelPlace gives up the place, if there is one, because the writer no longer waits or does
@@ -71,10 +71,10 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	// A message that comes instead of the answer to the yield is trusted from this command's sending.
 	place.proved, place.token = c.At, a.Floor()
 	every := place.regularPause()
-	place.checkAt = l.instant(now).add(every - time.Duration(float64(every)/3*l.env.Jitter()))
+	place.recheckAt = l.instant(now).add(every - time.Duration(float64(every)/3*l.env.Jitter()))
 	place.told = a.Told
 	if a.Told > 0 || a.Unfinished || l.pending.stale { // in the first two cases the call has left something to do
-		place.checkAt = l.instant(now)
+		place.recheckAt = l.instant(now)
 	}
 }
 
@@ -112,7 +112,7 @@ func (l *Lock) Downgrade(c *Caller, done chan struct{}, now time.Time, fx *Effec
 // grant.
 func (l *Lock) sendDowngrade(now time.Time, fx *Effects) {
 	g := &l.grant
-	if g.role() != byDowngrade || l.pending.verb != protocol.None || l.members == nil || !l.needsRenewal() || l.instant(now) < g.next.checkAt {
+	if g.role() != byDowngrade || l.pending.verb != protocol.None || l.members == nil || !l.needsRenewal() || l.instant(now) < g.next.recheckAt {
 		return
 	}
 	l.pending = pending{verb: protocol.Downgrade}
@@ -129,7 +129,7 @@ func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol
 	next := g.next
 	switch {
 	case fail != nil && l.members != nil:
-		next.checkAt = l.instant(now).add(pause)
+		next.recheckAt = l.instant(now).add(pause)
 		l.checked(c.At, false, fail.Err, fx)
 		return
 	case fail != nil:

@@ -590,8 +590,8 @@ func TestAQuestionWithoutAnswerKeepsNoWritersLockAwake(t *testing.T) {
 			} else {
 				h.answer(h.kept(h.top))
 			}
-			if h.l.grant.checkAt != 0 {
-				t.Errorf("something is due at %v", h.l.grant.checkAt)
+			if h.l.grant.recheckAt != 0 {
+				t.Errorf("something is due at %v", h.l.grant.recheckAt)
 			}
 		})
 	}

@@ -539,12 +539,12 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	if g.state == none {
 		l.makeRequest(head, now)
 	}
-	if l.instant(now) < g.checkAt {
+	if l.instant(now) < g.recheckAt {
 		return
 	}
 	l.pending = pending{verb: protocol.Acquire}
 	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.mayNotQueue, First: !g.sent, Told: g.told, Last: l.last,
-		Check: g.state == queued, Place: g.place, Waits: g.lease, Until: l.briefly(now), At: now}
+		Recheck: g.state == queued, Place: g.place, Waits: g.lease, Until: l.briefly(now), At: now}
 }
 
 // makeRequest makes a request for head. One that is made before the inbox is confirmed may take a free lock

@@ -28,7 +28,7 @@ func TestAWriterBehindReadersOfItsProcessHasItsPlaceAtOnceAndTheYieldKeepsIt(t *
 	h := holding(t, r)
 	h.enter(w)
 	cmd := h.sends(protocol.Acquire)
-	if !cmd.Wait || cmd.Check || cmd.ID == h.l.grant.req.ID || cmd.Own != h.l.grant.req.ID || cmd.TTL != handTTL {
+	if !cmd.Wait || cmd.Recheck || cmd.ID == h.l.grant.req.ID || cmd.Own != h.l.grant.req.ID || cmd.TTL != handTTL {
 		t.Errorf("asks for its place with %+v", cmd)
 	}
 	h.answer(h.queue())
@@ -122,7 +122,7 @@ func TestAReservedPlaceIsAskedForAgainBeforeItsWaitingLeaseEnds(t *testing.T) {
 				h.pass(pace - time.Duration(float64(pace)/3*luck) - 1)
 				h.sendsNothing()
 				h.pass(1)
-				if cmd := h.sends(protocol.Acquire); cmd.ID != id || !cmd.Check || !cmd.Wait || cmd.Own != h.l.grant.req.ID || cmd.TTL != ttl {
+				if cmd := h.sends(protocol.Acquire); cmd.ID != id || !cmd.Recheck || !cmd.Wait || cmd.Own != h.l.grant.req.ID || cmd.TTL != ttl {
 					t.Errorf("asks again with %+v", cmd)
 				}
 			}

@@ -103,7 +103,7 @@ func TestAProvisionalGrantOfWhichTooLittleIsLeftIsAskedForFirst(t *testing.T) {
 	} {
 		c := writer()
 		h, req := provisionally(t, c)
-		h.l.grant.checkAt = h.l.instant(noon.Add(time.Hour)) // it was kept from asking again
+		h.l.grant.recheckAt = h.l.instant(noon.Add(time.Hour)) // it was kept from asking again
 		h.pass(age)
 		token := h.token()
 		h.hears(protocol.MessageGranted, req.ID, token)

@@ -39,7 +39,7 @@ func (l *Lock) sendQuestion(now time.Time, fx *Effects) {
 // that is alive repeats that it waits, which puts the question off.
 func (l *Lock) asksForReaders(now time.Time) bool {
 	at := l.instant(now)
-	return l.keepsReadersOut() && at >= l.grant.checkAt && l.tenureOver(at)
+	return l.keepsReadersOut() && at >= l.grant.recheckAt && l.tenureOver(at)
 }
 
 // keepsReadersOut reports whether a reader waits beside its process's readers, as it does if other processes
@@ -53,7 +53,7 @@ func (l *Lock) keepsReadersOut() bool {
 // putOffQuestion postpones the question until those who wait have had time to say so again. The request at
 // the head of the queue repeats it after MaxPoll at the latest, unless it came from far behind.
 func (l *Lock) putOffQuestion(now time.Time) {
-	l.grant.checkAt = l.instant(now).add(askAfter + time.Duration(float64(askSpread)*l.env.Jitter()))
+	l.grant.recheckAt = l.instant(now).add(askAfter + time.Duration(float64(askSpread)*l.env.Jitter()))
 }
 
 // askedByReaders reports whether only readers wait, and Redis is being asked for them, or all of them wait
@@ -75,9 +75,9 @@ func (l *Lock) askedByReaders(c *Caller) bool {
 func (l *Lock) questionAnswered(c *protocol.Command, a protocol.Answer, now time.Time, fx *Effects) {
 	g := &l.grant
 	if !l.pending.stale && g.role() != byPlace {
-		g.wanted, g.askedAt, g.checkAt = false, 0, 0 // unless hold finds otherwise
+		g.wanted, g.askedAt, g.recheckAt = false, 0, 0 // unless hold finds otherwise
 		if g.req.Mode == protocol.Shared && !l.env.HasInbox() {
-			g.checkAt = l.instant(now).add(maxTenure) // nobody else says so
+			g.recheckAt = l.instant(now).add(maxTenure) // nobody else says so
 		}
 	}
 	l.hold(a, c.At, viaFree, now)
@@ -86,7 +86,7 @@ func (l *Lock) questionAnswered(c *protocol.Command, a protocol.Answer, now time
 	}
 	g.askedAt = l.instant(now)
 	if l.pending.stale || a.Unfinished { // the question is asked again
-		g.checkAt = g.askedAt.add(firstPoll)
+		g.recheckAt = g.askedAt.add(firstPoll)
 	}
 	if !a.Unfinished { // else only dead requests may be in the way
 		l.rejectTries(ErrLocked, fx)
@@ -103,7 +103,7 @@ func (l *Lock) questionFailed(fail *protocol.Failure, pause time.Duration, now t
 	out := l.keepsReadersOut()
 	g.wanted = g.wanted || out && l.tenureOver(l.instant(now))
 	if g.wanted {
-		g.checkAt = l.instant(now).add(max(pause, askAfter))
+		g.recheckAt = l.instant(now).add(max(pause, askAfter))
 	}
 	l.rejectTries(fail.Err, fx)
 	if out {
@@ -119,9 +119,9 @@ func (l *Lock) unwanted(id string, now time.Time, fx *Effects) {
 	if !l.Holds(id) || !g.wanted {
 		return
 	}
-	g.checkAt, l.pending.stale = l.instant(now), l.pending.stale || l.pending.held
+	g.recheckAt, l.pending.stale = l.instant(now), l.pending.stale || l.pending.held
 	if g.askedAt != 0 {
-		g.checkAt = max(g.checkAt, g.askedAt.add(firstPoll))
+		g.recheckAt = max(g.recheckAt, g.askedAt.add(firstPoll))
 	}
 	l.applyRules(now, fx)
 }

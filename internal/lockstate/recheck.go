@@ -65,9 +65,9 @@ func (l *Lock) enqueued(a protocol.Answer, sentAt, now time.Time) {
 		pause, g.fullAt = 0, 0
 	}
 	g.told, g.place, g.hastened = a.Told, a.Place, l.pending.stale
-	g.checkAt = l.instant(now).add(pause)
+	g.recheckAt = l.instant(now).add(pause)
 	if g.endsAt > l.instant(now) {
-		g.checkAt, g.fullAt = min(g.checkAt, g.endsAt), min(g.fullAt, g.endsAt)
+		g.recheckAt, g.fullAt = min(g.recheckAt, g.endsAt), min(g.fullAt, g.endsAt)
 	}
 }
 
@@ -134,7 +134,7 @@ func (l *Lock) stillWaits(c *protocol.Command, a protocol.Answer, now time.Time)
 	g.hastened = l.pending.stale
 	early := float64(g.regularPause()/3) * l.env.Jitter()
 	pause := farther(g.regularPause(), g.place, g.req.TTL) - time.Duration(early)
-	g.checkAt = min(l.instant(now).add(pause), g.fullAt)
+	g.recheckAt = min(l.instant(now).add(pause), g.fullAt)
 }
 
 // regularPause is the longest pause between two re-checks, if nobody is ahead and messages arrive.

@@ -54,7 +54,7 @@ func TestRule2AnUnlockBeforeTheAnswerWaitsForIt(t *testing.T) {
 func TestRule3EveryConfirmationOfTheInboxHasAWaiterLookAgain(t *testing.T) {
 	h, req := queueing(t, writer())
 	h.step(h.l.Subscribed)
-	if cmd := h.sends(protocol.Acquire); cmd.ID != req.ID || !cmd.Check || !cmd.Wait {
+	if cmd := h.sends(protocol.Acquire); cmd.ID != req.ID || !cmd.Recheck || !cmd.Wait {
 		t.Errorf("looks again with %+v", cmd)
 	}
 	h.answer(h.queue())

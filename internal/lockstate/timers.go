@@ -83,15 +83,15 @@ func (l *Lock) Due() Instant {
 			earliest(g.idleTill)
 		}
 		if g.next != nil && l.pending.verb == protocol.None && (g.role() != byDowngrade || l.needsRenewal()) {
-			earliest(g.next.checkAt)
+			earliest(g.next.recheckAt)
 		}
 		if g.wanted && l.pending.verb == protocol.None && l.keepsReadersOut() {
-			earliest(g.checkAt)
+			earliest(g.recheckAt)
 		}
 	case g.state == none && l.waiting.first != nil:
 		earliest(l.inboxWaitUntil)
 	case l.pending.verb == protocol.None && g.requested():
-		earliest(g.checkAt)
+		earliest(g.recheckAt)
 	}
 	return due
 }

@@ -211,7 +211,7 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 	if own := l.reqs[op.cmd.Own]; op.cmd.Own != "" && own != nil {
 		c.Own = own.parts[i].id
 	}
-	l.send(&Send{Server: i, Kind: Do, Cmd: c, Probes: op.cmd.Check, req: r, op: op}, fx)
+	l.send(&Send{Server: i, Kind: Do, Cmd: c, Probes: op.cmd.Recheck, req: r, op: op}, fx)
 }
 
 // release sends a release for a part that is owned, and a cancel for one that may be.

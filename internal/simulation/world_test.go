@@ -464,7 +464,7 @@ func (c *simClient) perform(fx *lockstate.Effects) {
 	if fx.Send.Verb != protocol.None {
 		c.asked = w.now
 		cmd := fx.Send
-		if cmd.Check {
+		if cmd.Recheck {
 			cmd.Echo = c.hearing.StartProbe(c.now(), lockstate.EchoWait)
 		}
 		if cmd.Cooldown > 0 {
