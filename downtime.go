@@ -56,7 +56,7 @@ const (
 // while one waits, another command is refused within seconds.)
 func kindOfCommand(cmd *protocol.Command, a *protocol.Answer) workKind {
 	switch {
-	case cmd.Verb != protocol.Acquire, cmd.Held:
+	case cmd.Verb != protocol.Acquire, cmd.Question:
 		return workKeeps
 	case a != nil && (a.Outcome == protocol.Refused || a.Kept):
 		return workAsks

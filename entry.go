@@ -380,7 +380,7 @@ func (e *entry) noteFailure(cmd *protocol.Command, fail *protocol.Failure) (paus
 	c := e.client
 	first := e.awake.pauses == nil
 	// Repeat it at once, but only once. While its slot moves, repeat it after a pause until the map of the slots is new.
-	fail.Again = fail.Again && (first || fail.Moved && !cmd.Held && c.slotMap.moves(e.keys.Lock, movingTime, time.Now()))
+	fail.Again = fail.Again && (first || fail.Moved && !cmd.Question && c.slotMap.moves(e.keys.Lock, movingTime, time.Now()))
 	hadFailed := !first && !e.awake.needsOperator
 	pause = e.pause()
 	if e.awake.needsOperator = fail.Lasts(); e.awake.needsOperator && hadFailed {

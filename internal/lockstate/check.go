@@ -68,7 +68,7 @@ func (l *Lock) settleChecks(now time.Time, fx *Effects) {
 // the message of the grant. It makes the grant anew if that is gone when it arrives. Only its answer tells
 // whether that happened, and no renewal proves anything before it.
 func (l *Lock) acquireOvertaken() bool {
-	return l.grant.state == Held && l.pending.verb == protocol.Acquire && !l.pending.held && l.grant.role() != byPlace
+	return l.grant.state == Held && l.pending.verb == protocol.Acquire && !l.pending.question && l.grant.role() != byPlace
 }
 
 // endsCheck reports whether r, which has an outcome, is the renewal that was sent for checks.

@@ -78,7 +78,7 @@ func (l *Lock) acquireFailed(c *protocol.Command, fail *protocol.Failure, pause 
 			l.lackedReplicas = true
 			l.replaceRequest(now, fx)
 		}
-	case c.Held: // which gives the id nothing, however late it arrives
+	case c.Question: // which gives the id nothing, however late it arrives
 		l.questionFailed(fail, pause, now, fx)
 	case fail.MayRun():
 		g.lateUntil = l.instant(arrives(now, c.TTL))
@@ -101,7 +101,7 @@ func (l *Lock) acquireGranted(c *protocol.Command, a protocol.Answer, now time.T
 	g := &l.grant
 	greater := a.Token > g.token && !(a.Kept && (g.req.Mode == protocol.Shared || a.Forgot))
 	switch {
-	case g.state == Held && (greater || c.Held && !a.Kept):
+	case g.state == Held && (greater || c.Question && !a.Kept):
 		// The held grant was given anew. A greater token alone does not show that: the
 		// answer to an extension carries the token of the last reader that entered, or
 		// a new token if Redis had forgotten the old one. Nor does a smaller token rule
@@ -111,7 +111,7 @@ func (l *Lock) acquireGranted(c *protocol.Command, a protocol.Answer, now time.T
 	case g.state != Held && a.Token <= l.pending.revoked:
 		l.askAgain(&g.ticket, now)
 		return
-	case c.Held:
+	case c.Question:
 		l.questionAnswered(c, a, now, fx)
 	case c.Recheck:
 		l.hold(a, c.At, viaRecheck, now)
@@ -666,7 +666,7 @@ func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
 		if !g.wanted {
 			l.addEventInside(Event{At: now, What: eventWanted})
 		}
-		g.wanted, l.pending.stale = true, l.pending.stale || l.pending.held
+		g.wanted, l.pending.stale = true, l.pending.stale || l.pending.question
 		l.putOffQuestion(now)
 	}
 	l.applyRules(now, fx)

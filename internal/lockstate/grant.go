@@ -130,9 +130,9 @@ func (g *grant) requested() bool { return g.state == Asking || g.state == queued
 
 // pending is the one command of a lock that awaits its answer.
 type pending struct {
-	verb  protocol.Verb // None if there is none
-	held  bool          // the owner asks whether others wait
-	stale bool          // its answer may predate a message that came, or may have been missed, since it was sent
+	verb     protocol.Verb // None if there is none
+	question bool          // the owner asks whether others wait
+	stale    bool          // its answer may predate a message that came, or may have been missed, since it was sent
 
 	// revoked is the greatest token of a message, since the command was sent, that the request's grant
 	// was taken away; 0 if none came. An answer that grants this token or a smaller one is not believed.

@@ -367,7 +367,7 @@ func (h *hand) renewed(r protocol.Renewal, o protocol.Outcome) {
 func (h *hand) renewedAndAsked(waits bool) {
 	h.t.Helper()
 	h.renewed(h.renewals[0], protocol.Granted)
-	if c := h.sends(protocol.Acquire); !c.Held {
+	if c := h.sends(protocol.Acquire); !c.Question {
 		h.t.Fatalf("sends %+v", c)
 	}
 	said := h.kept(h.l.grant.token)
@@ -381,7 +381,7 @@ func (h *hand) keep() *hand {
 	h.onRenew = func(r protocol.Renewal) {
 		h.onRenew = nil
 		h.renewed(r, protocol.Granted)
-		if h.flight != nil && h.flight.Held && h.l.members == nil {
+		if h.flight != nil && h.flight.Question && h.l.members == nil {
 			h.answer(h.kept(h.l.grant.token))
 		}
 		h.keep()

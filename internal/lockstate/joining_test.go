@@ -36,7 +36,7 @@ func TestALockThatIsPassedOnDuringAQuestionWasNotIdle(t *testing.T) {
 	h.in(a)
 	h.connects = false
 	h.step(h.l.Subscribed)
-	if c := h.sends(protocol.Acquire); !c.Held {
+	if c := h.sends(protocol.Acquire); !c.Question {
 		t.Fatalf("sends %+v", c)
 	}
 	h.leave(a)
@@ -60,7 +60,7 @@ func TestALockThatWasKeptIdleUntilAQuestionWasIdle(t *testing.T) {
 		h.pass(3*time.Second - 1)
 		h.connects = false
 		h.step(h.l.Subscribed)
-		if c := h.sends(protocol.Acquire); !c.Held {
+		if c := h.sends(protocol.Acquire); !c.Question {
 			t.Fatalf("sends %+v", c)
 		}
 		h.pass(time.Second)

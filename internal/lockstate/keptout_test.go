@@ -43,7 +43,7 @@ func (h *hand) asksAsReaders() {
 	h.pass(askAfter - 1)
 	h.sendsNothing()
 	h.pass(1)
-	if q := h.sends(protocol.Acquire); q.ID != h.l.grant.req.ID || !q.Held || q.Wait {
+	if q := h.sends(protocol.Acquire); q.ID != h.l.grant.req.ID || !q.Question || q.Wait {
 		h.t.Fatalf("asks with %+v", q)
 	}
 }
@@ -175,7 +175,7 @@ func TestNobodyAsksForReadersThatDoNotWait(t *testing.T) {
 			leave(h, in, out)
 			for range 10 {
 				h.pass(MaxPoll / 4)
-				if h.flight != nil && h.flight.Held {
+				if h.flight != nil && h.flight.Question {
 					t.Fatalf("asks with %+v", *h.flight)
 				}
 				if h.flight != nil {
@@ -204,7 +204,7 @@ func TestNobodyAsksForAReaderThatFindsNoneInside(t *testing.T) {
 	h.leave(c)
 	h.slept(time.Second) // the clocks moved apart
 	h.enter(reader())
-	if cmd := h.sends(protocol.Acquire); cmd.Held {
+	if cmd := h.sends(protocol.Acquire); cmd.Question {
 		t.Errorf("asks with %+v", cmd)
 	}
 }
@@ -216,7 +216,7 @@ func TestAReaderThatComesLaterAsksAtOnce(t *testing.T) {
 	h.pass(time.Minute)
 	h.sendsNothing()
 	out := h.enter(reader())
-	if q := h.sends(protocol.Acquire); !q.Held {
+	if q := h.sends(protocol.Acquire); !q.Question {
 		t.Errorf("asks with %+v", q)
 	}
 	h.answer(h.kept(h.top))
@@ -420,7 +420,7 @@ func TestReadersWithoutMessagesAskWhetherOthersWait(t *testing.T) {
 	h.in(h.enter(reader()))
 	h.pass(1)
 	out := h.enter(reader())
-	if q := h.sends(protocol.Acquire); !q.Held {
+	if q := h.sends(protocol.Acquire); !q.Question {
 		t.Errorf("asks with %+v", q)
 	}
 	h.out(out)
@@ -462,7 +462,7 @@ func TestNobodyAsksAboutAGrantThatNobodyRenews(t *testing.T) {
 			h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 			out := h.enter(reader())
 			h.pass(handTTL - 1)
-			if h.flight == nil || h.flight.Held {
+			if h.flight == nil || h.flight.Question {
 				t.Fatalf("asks with %+v", h.flight)
 			}
 			h.answer(h.queue())
@@ -606,7 +606,7 @@ func TestAnUnlockThatKeepsTheLockDoesNotWaitForTheAnswerToAQuestion(t *testing.T
 		h.answer(h.grant())
 		h.connects = false
 		h.step(h.l.Subscribed)
-		if cmd := h.sends(protocol.Acquire); !cmd.Held {
+		if cmd := h.sends(protocol.Acquire); !cmd.Question {
 			t.Fatalf("sent %+v", cmd)
 		}
 		return h, c

@@ -117,7 +117,7 @@ func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 	if c.Phase == Waiting && ahead+others > 0 {
 		c.Events.add(Event{At: now, What: EventQueued, Place: ahead})
 	}
-	if c.Try && c.Phase == Waiting && l.members != nil && !l.pending.held {
+	if c.Try && c.Phase == Waiting && l.members != nil && !l.pending.question {
 		l.reject(c, ErrLocked, fx) // readers are inside, but no more are admitted
 	}
 	if c.Phase == Waiting && l.waiting.n == 1 {
@@ -216,7 +216,7 @@ func (l *Lock) letOut(c *Caller) {
 // caller that finds the grant idle does not need the next tick any earlier than it was due.
 func (l *Lock) Reenter(c *Caller, now time.Time) bool {
 	at := l.instant(now)
-	if !l.settled() || c.Opts.MaxHold != 0 || c.Opts.MinHold != 0 || !l.mayEnter(c.Mode, at, now) {
+	if !l.quiescent() || c.Opts.MaxHold != 0 || c.Opts.MinHold != 0 || !l.mayEnter(c.Mode, at, now) {
 		return false
 	}
 	l.letIn(c, at, now)
@@ -233,7 +233,7 @@ func (l *Lock) Reenter(c *Caller, now time.Time) bool {
 // was due.
 func (l *Lock) LeaveKept(c *Caller, now time.Time) bool {
 	g, at := &l.grant, l.instant(now)
-	if !l.settled() || c.Ended != NotYet || l.closed || g.state != Held || !l.trusts(at, now) {
+	if !l.quiescent() || c.Ended != NotYet || l.closed || g.state != Held || !l.trusts(at, now) {
 		return false
 	}
 	last := c == l.members && c.next == nil
@@ -257,9 +257,9 @@ func (l *Lock) IdleUntil() Instant {
 	return l.grant.idleTill
 }
 
-// settled reports whether no rule applies before the next event: nobody waits for the lock or
+// quiescent reports whether no rule applies before the next event: nobody waits for the lock or
 // for an answer, and all callers inside are members without a maximum hold.
-func (l *Lock) settled() bool {
+func (l *Lock) quiescent() bool {
 	g := &l.grant
 	return l.waiting.first == nil && l.leaving.first == nil && !l.anyOrphans() && l.pending.verb == protocol.None &&
 		g.next == nil && !g.askDue && l.maxHoldAt == 0 && l.checking == nil
@@ -436,7 +436,7 @@ func (l *Lock) applyRules(now time.Time, fx *Effects) {
 	l.settleChecks(now, fx)
 	g := &l.grant
 	// A question does not interrupt the idle time, unless others wait.
-	busy := l.pending.verb != protocol.None && (!l.pending.held || g.wanted)
+	busy := l.pending.verb != protocol.None && (!l.pending.question || g.wanted)
 	// A grant that no option keeps idle stands empty while the answer to one holds up its release. It passes to the
 	// next caller as ever.
 	g.fresh, g.idle = false, g.state == Held && l.members == nil && !busy && g.idleTill != 0
@@ -674,7 +674,7 @@ func (l *Lock) awaitsRelease(now time.Time) bool {
 	case l.grant.state != Held || l.members != nil || l.pending.verb == protocol.None:
 		return false
 	}
-	return !l.pending.held || !l.mayIdle(now)
+	return !l.pending.question || !l.mayIdle(now)
 }
 
 // settleLeaving settles the callers that left.

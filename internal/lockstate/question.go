@@ -31,8 +31,8 @@ func (l *Lock) questionDue(now time.Time) bool {
 // sendQuestion sends the question: an acquire whose id holds the grant already.
 func (l *Lock) sendQuestion(now time.Time, fx *Effects) {
 	g := &l.grant
-	g.askDue, l.pending = false, pending{verb: protocol.Acquire, held: true}
-	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Held: true, At: now}
+	g.askDue, l.pending = false, pending{verb: protocol.Acquire, question: true}
+	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Question: true, At: now}
 }
 
 // asksForReaders reports whether it is time to ask whether others still wait for a grant of readers. A waiter
@@ -59,7 +59,7 @@ func (l *Lock) putOffQuestion(now time.Time) {
 // askedByReaders reports whether only readers wait, and Redis is being asked for them, or all of them wait
 // briefly for an owner that may be idle. Then c, a reader that tries, shares the answer.
 func (l *Lock) askedByReaders(c *Caller) bool {
-	asking := l.grant.state == Asking && l.pending.verb == protocol.Acquire || l.pending.verb == protocol.Yield || l.pending.held
+	asking := l.grant.state == Asking && l.pending.verb == protocol.Acquire || l.pending.verb == protocol.Yield || l.pending.question
 	if c.Mode != protocol.Shared {
 		return false
 	}
@@ -119,7 +119,7 @@ func (l *Lock) unwanted(id string, now time.Time, fx *Effects) {
 	if !l.Holds(id) || !g.wanted {
 		return
 	}
-	g.recheckAt, l.pending.stale = l.instant(now), l.pending.stale || l.pending.held
+	g.recheckAt, l.pending.stale = l.instant(now), l.pending.stale || l.pending.question
 	if g.askedAt != 0 {
 		g.recheckAt = max(g.recheckAt, g.askedAt.add(firstPoll))
 	}

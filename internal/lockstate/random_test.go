@@ -219,7 +219,7 @@ func (c *chance) any(cmd *protocol.Command) (protocol.Answer, error) {
 	lost := protocol.Answer{Outcome: protocol.NotOurs}
 	switch cmd.Verb {
 	case protocol.Acquire:
-		if cmd.Held && one(2) {
+		if cmd.Question && one(2) {
 			return lost, nil
 		}
 		if !cmd.Wait && c.rng.Intn(2) == 0 {

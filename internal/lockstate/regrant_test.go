@@ -74,7 +74,7 @@ func TestAnOwnerThatIsAnsweredThatItWaitsButNotSinceWhenAsks(t *testing.T) {
 	a.Token = 0
 	h.answer(a)
 	h.in(c)
-	if cmd := h.sends(protocol.Acquire); !cmd.Held {
+	if cmd := h.sends(protocol.Acquire); !cmd.Question {
 		t.Errorf("it sends %+v", cmd)
 	}
 	h.answer(h.kept(h.top))

@@ -111,7 +111,7 @@ func (l *Lock) Served() *Caller {
 	switch {
 	case l.pending.verb == protocol.Release || l.pending.verb == protocol.Yield:
 		return l.leaving.last
-	case l.members != nil && (l.pending.verb != protocol.Acquire || l.pending.held):
+	case l.members != nil && (l.pending.verb != protocol.Acquire || l.pending.question):
 		return l.members
 	}
 	return l.waiting.first

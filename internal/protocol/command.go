@@ -25,24 +25,24 @@ const (
 // Command is a command about one lock, to be sent to Redis. Where a field's comment starts
 // with verbs, the field is for those verbs only.
 type Command struct {
-	Verb    Verb
-	ID      string        // the request that acquires or owns the lock
-	TTL     time.Duration // acquire: the TTL in ID
-	Next    string        // yield, downgrade: the request that replaces ID
-	Last    uint64        // release, yield, downgrade: last token assigned under ID, 0 if only the grant's own; acquire: last token known
-	Wait    bool          // acquire: enqueue if the lock is taken
-	First   bool          // acquire: ID has never been sent before
-	Own     string        // acquire: id of this process's own readers, which are not told that it waits
-	Recheck bool          // acquire: this is a re-check, which also tests the inbox with an echo
-	Place   int           // acquire: in a re-check, how many requests were ahead at the last one
-	Held    bool          // acquire: ID holds the grant and asks whether others wait; if it does not own the lock, it gets nothing
-	Echo    string        // acquire: nonce for the echo of a re-check, set when the command is sent
-	Waits   uint64        // acquire: in a brief re-check, when the waiting lease ends so far, in ms of the server's clock
-	Until   uint64        // acquire: if not 0, the re-check is brief, and the waiting lease is to end then instead
-	Told    uint64        // acquire: time up to which the previous call notified readers, 0 if it notified all
-	Heard   bool          // release: another process waits, and must learn of the release before its sender does
-	Link    *Span         // release, yield, downgrade: hold span of the lease that is given back
-	Under   any           // for the sender: the trace span that the command is sent under
+	Verb     Verb
+	ID       string        // the request that acquires or owns the lock
+	TTL      time.Duration // acquire: the TTL in ID
+	Next     string        // yield, downgrade: the request that replaces ID
+	Last     uint64        // release, yield, downgrade: last token assigned under ID, 0 if only the grant's own; acquire: last token known
+	Wait     bool          // acquire: enqueue if the lock is taken
+	First    bool          // acquire: ID has never been sent before
+	Own      string        // acquire: id of this process's own readers, which are not told that it waits
+	Recheck  bool          // acquire: this is a re-check, which also tests the inbox with an echo
+	Place    int           // acquire: in a re-check, how many requests were ahead at the last one
+	Question bool          // acquire: ID holds the grant and asks whether others wait; if it does not own the lock, it gets nothing
+	Echo     string        // acquire: nonce for the echo of a re-check, set when the command is sent
+	Waits    uint64        // acquire: in a brief re-check, when the waiting lease ends so far, in ms of the server's clock
+	Until    uint64        // acquire: if not 0, the re-check is brief, and the waiting lease is to end then instead
+	Told     uint64        // acquire: time up to which the previous call notified readers, 0 if it notified all
+	Heard    bool          // release: another process waits, and must learn of the release before its sender does
+	Link     *Span         // release, yield, downgrade: hold span of the lease that is given back
+	Under    any           // for the sender: the trace span that the command is sent under
 	// release, yield: for how long Redis keeps the lock from everybody after it was given
 	// back; 0 for no longer
 	Cooldown time.Duration

@@ -96,14 +96,14 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		p.countsFrom = time.Time{}
 	}
 	p.voteClock = max(p.voteClock, res.VoteClock)
-	if res.Repeated && !s.Cmd.Held {
+	if res.Repeated && !s.Cmd.Question {
 		p.mayArrive, p.doubted = true, p.doubted || p.known != 0
 	}
-	if !s.Cmd.Held || res.Fail == nil { // an owner's question gives the part nothing
+	if !s.Cmd.Question || res.Fail == nil { // an owner's question gives the part nothing
 		p.heard(a.Outcome, res.Fail)
 		p.doubted = p.doubted || res.Fail.MayRun() && p.known != 0
 	}
-	if s.Cmd.Held && p.state != ending && !r.dropped && l.askedInVain(s, a, ops, now, fx) {
+	if s.Cmd.Question && p.state != ending && !r.dropped && l.askedInVain(s, a, ops, now, fx) {
 		return
 	}
 	o := p.placed(s, &res, had, now)

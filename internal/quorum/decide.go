@@ -42,7 +42,7 @@ func (l *Lock) decide(op *Op, now time.Time, fx *Effects) {
 		}
 	}
 	op.Answer.Handed, op.Answer.Unfinished, op.Answer.Proved = op.handed, op.unfinished, op.proved
-	if op.verb == protocol.Acquire && !op.cmd.Held && op.Err != nil && op.req.token != 0 {
+	if op.verb == protocol.Acquire && !op.cmd.Question && op.Err != nil && op.req.token != 0 {
 		op.req.doubted = true
 	}
 	fx.Done = append(fx.Done, op)

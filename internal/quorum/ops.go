@@ -121,7 +121,7 @@ func (l *Lock) whyAway(server int) error {
 // Do is the event that the state machine sends a command.
 func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 	r := l.request(c.ID)
-	if c.Verb == protocol.Acquire && !c.Held && r.token != 0 && !l.lasts(r, now) {
+	if c.Verb == protocol.Acquire && !c.Question && r.token != 0 && !l.lasts(r, now) {
 		// Nothing that is known of the grant, or is still said of it, helps the next one.
 		r.last = max(r.last, c.Last)
 		l.retreat(r, fx)
@@ -136,10 +136,10 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 		if r.basis.IsZero() {
 			r.basis = c.At
 		}
-		r.unbroken = r.unbroken && c.Held
+		r.unbroken = r.unbroken && c.Question
 		r.forgetAt, r.evictionTold = time.Time{}, false // the state machine did not believe that the lease was lost
 		for i := range r.parts {
-			r.parts[i].more = r.parts[i].more && !c.Held // the answers will say
+			r.parts[i].more = r.parts[i].more && !c.Question // the answers will say
 			l.ask(op, r, i, fx)
 		}
 	case protocol.Release:
@@ -206,8 +206,8 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 	// A held request may be in the queue of a server that has another owner, and stays there if it is
 	// refused.
 	waits := op.cmd.Wait || op.kind == Renew || op.cmd.Verb != protocol.Acquire || r.token != 0
-	held := p.state == owned && (op.cmd.Held || op.verb == protocol.Downgrade)
-	c := protocol.Command{Verb: protocol.Acquire, ID: p.id, TTL: r.who.TTL, Wait: waits, First: !p.sent, Told: p.told, Place: op.cmd.Place, Held: held, At: op.at, Ticket: r.ticket}
+	question := p.state == owned && (op.cmd.Question || op.verb == protocol.Downgrade)
+	c := protocol.Command{Verb: protocol.Acquire, ID: p.id, TTL: r.who.TTL, Wait: waits, First: !p.sent, Told: p.told, Place: op.cmd.Place, Question: question, At: op.at, Ticket: r.ticket}
 	if own := l.reqs[op.cmd.Own]; op.cmd.Own != "" && own != nil {
 		c.Own = own.parts[i].id
 	}

@@ -319,9 +319,9 @@ func TestACheckLeavesALeaseInTheQueues(t *testing.T) {
 	}
 	s.tick()
 	s.fx = Effects{}
-	s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
+	s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Question: true, At: s.now}, s.now, &s.fx)
 	for _, send := range s.fx.Sends {
-		if send.Server == 2 && (!send.Cmd.Wait || send.Cmd.Held) {
+		if send.Server == 2 && (!send.Cmd.Wait || send.Cmd.Question) {
 			t.Error("the server is told not to queue what waits there")
 		}
 	}

@@ -13,7 +13,7 @@ import (
 // ask sends an owner's question.
 func (s *stand) ask() (*Op, []*Send) {
 	s.tick()
-	return s.do(protocol.Command{Held: true})
+	return s.do(protocol.Command{Question: true})
 }
 
 func moreWait(token uint64) Result {
@@ -36,7 +36,7 @@ func TestAnOwnerIsToldWhetherOthersWaitNow(t *testing.T) {
 	for _, more := range []bool{true, false, true} {
 		op, sends := s.ask()
 		for _, send := range sends {
-			if !send.Cmd.Held {
+			if !send.Cmd.Question {
 				t.Errorf("sent %+v", send.Cmd)
 			}
 			if more && send.Server == 1 {
@@ -161,7 +161,7 @@ func TestAQuestionThatFindsALeaseGoneIsFollowedByAnAcquire(t *testing.T) {
 			op, sends := s.ask()
 			for _, i := range []int{0, 1} {
 				more := s.answer(sends[i], young(protocol.NotOurs, 0, longQuarantine))
-				if len(more) != 1 || more[0].Cmd.Verb != protocol.Acquire || more[0].Cmd.Held || !more[0].Cmd.Wait {
+				if len(more) != 1 || more[0].Cmd.Verb != protocol.Acquire || more[0].Cmd.Question || !more[0].Cmd.Wait {
 					t.Fatalf("server %d is sent %+v", i, more)
 				}
 				s.answer(more[0], c.again)
@@ -190,7 +190,7 @@ func TestAFailedQuestionDoesNotHideThatServersHaveRestarted(t *testing.T) {
 	for i := range 2 {
 		s.answer(renewals[i], notOurs)
 		more := s.answer(asks[i], Result{Fail: silent})
-		if len(more) != 1 || more[0].Cmd.Verb != protocol.Acquire || more[0].Cmd.Held {
+		if len(more) != 1 || more[0].Cmd.Verb != protocol.Acquire || more[0].Cmd.Question {
 			t.Fatalf("server %d is sent %+v", i, more)
 		}
 		s.answer(more[0], young(protocol.Granted, 9, longQuarantine))
@@ -220,7 +220,7 @@ func TestARenewalAndAQuestionCross(t *testing.T) {
 	}
 	s.answer(renewals[1], renewed)
 	more := s.answer(sends[0], keptWith(1))
-	if len(more) != 1 || more[0].Cmd.Verb != protocol.Acquire || more[0].Cmd.Held {
+	if len(more) != 1 || more[0].Cmd.Verb != protocol.Acquire || more[0].Cmd.Question {
 		t.Fatalf("sent %+v", more)
 	}
 	s.answer(more[0], granted(9))

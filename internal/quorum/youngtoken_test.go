@@ -145,7 +145,7 @@ func TestADowngradeThatLostItsReaderBetweenTwoTriesFails(t *testing.T) {
 		// evicted gives an answer to all questions, and to the acquires that follow that answer.
 		evicted := func() {
 			for _, send := range sends {
-				if send.Cmd.Verb != protocol.Acquire || !send.Cmd.Held {
+				if send.Cmd.Verb != protocol.Acquire || !send.Cmd.Question {
 					t.Fatalf("sends %+v, want questions of the reader", send.Cmd)
 				}
 				then := s.answer(send, notHere)

@@ -51,7 +51,7 @@ func newArguments(inboxes string) *arguments {
 func (a *arguments) how(c *protocol.Command) any {
 	wait := 0
 	switch {
-	case c.Held:
+	case c.Question:
 		wait = 4
 	case c.Wait && c.First:
 		wait = 2
@@ -81,7 +81,7 @@ func (a *arguments) acquire(k *protocol.Keys, c *protocol.Command) []any {
 		all = append(all, c.Echo, c.Own, decimal(c.Told))
 	case c.Own != "":
 		all = append(all, c.Echo, c.Own)
-	case c.Echo != "" || c.Held: // the shortcuts give a free lock to whoever has no more arguments
+	case c.Echo != "" || c.Question: // the shortcuts give a free lock to whoever has no more arguments
 		all = append(all, c.Echo)
 	}
 	return all

@@ -142,7 +142,7 @@ func (s *scene) acquireOf(id string) protocol.Command {
 // questionOf is the question of an owner whether others wait.
 func (s *scene) questionOf(id string) protocol.Command {
 	c := s.acquireOf(id)
-	c.Wait, c.Held = false, true
+	c.Wait, c.Question = false, true
 	return c
 }
 

@@ -182,7 +182,7 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 	if err != nil {
 		return protocol.Answer{}, s.explain(err)
 	}
-	if c.Verb == protocol.Acquire && !c.Held {
+	if c.Verb == protocol.Acquire && !c.Question {
 		done, err := s.turns.take(ctx, node, s.timeout+minForGrant)
 		if err != nil {
 			return protocol.Answer{}, err
@@ -198,7 +198,7 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 	switch {
 	case err == nil:
 		return a, nil
-	case c.Held || c.Verb == protocol.Downgrade: // a grant that may be in use is not taken away
+	case c.Question || c.Verb == protocol.Downgrade: // a grant that may be in use is not taken away
 	case errors.As(err, new(*tooFewReplicas)) || IsServerReply(err):
 		err = &unconfirmedGrant{err}
 	}

@@ -269,7 +269,7 @@ func (w *world) served(before, after view, p *packet, a protocol.Answer) {
 		return
 	}
 	looked := p.kind == "cancel" || p.kind == "request" && (p.cmd.Verb == protocol.Acquire) != before.owns(p.cmd.ID)
-	if who, _ := protocol.ParseID(p.cmd.ID); p.cmd.Held {
+	if who, _ := protocol.ParseID(p.cmd.ID); p.cmd.Question {
 		looked = a.Outcome == protocol.Granted && who.Mode == protocol.Shared
 		if a.Outcome != protocol.Granted && (after.value != before.value || !slices.Equal(after.queue, before.queue)) {
 			w.fail("the question of %s, which does not own, changed the owner or the queue", short(p.cmd.ID))

@@ -611,7 +611,7 @@ func (o *qOp) done() {
 		if o.op.Answer.Proved {
 			w.counts["proved in doubt"]++
 		}
-		if o.cmd.Held {
+		if o.cmd.Question {
 			w.counts[fmt.Sprintf("question %s, more wait %v", outcomeText(o.op.Answer.Outcome), o.op.Answer.More)]++
 		}
 		c.step(func(now time.Time, fx *lockstate.Effects) {

@@ -662,7 +662,7 @@ func (w *world) arrive(p *packet) {
 		c.challenged(&p.cmd, p.a, p.err)
 		var pause time.Duration
 		name := verbName(p.cmd.Verb)
-		if p.cmd.Held {
+		if p.cmd.Question {
 			name = "question"
 		}
 		what := fmt.Sprintf("%s %s", name, outcomeText(p.a.Outcome))
