@@ -279,7 +279,8 @@ func readersOf(s *protocol.Snapshot) (readers []Owner) {
 			reader.Client = id.Label
 			if id.Origin.Token > 0 { // a writer that was downgraded
 				reader.Token = id.Origin.Token
-				// A token ahead of the clock is not a time: the clock was set back. A quorum's servers have several.
+				// A token ahead of the clock is not a time: the clock was set back. A quorum's servers have
+				// several.
 				if reader.Token <= s.Clock || s.Servers > 0 {
 					reader.Since = time.UnixMicro(int64(reader.Token))
 				}

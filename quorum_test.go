@@ -524,8 +524,8 @@ func TestASilentServerOfAQuorumIsWaitedForOnce(t *testing.T) {
 	}
 }
 
-// Servers in other regions are not silent while connections to them are made, which takes several round trips,
-// nor are they if other servers are near.
+// Servers in other regions are not silent while connections to them are made, which takes several round
+// trips, nor are they if other servers are near.
 func TestAFarQuorumAnswersWhileItsPoolsGrow(t *testing.T) {
 	const ms = time.Millisecond
 	for _, distances := range [][]time.Duration{
@@ -564,7 +564,8 @@ func TestAFarQuorumAnswersWhileItsPoolsGrow(t *testing.T) {
 	}
 }
 
-// A far server that falls silent is waited for once as well, for as long as making a connection to it may take.
+// A far server that falls silent is waited for once as well, for as long as making a connection to it may
+// take.
 func TestAFarServerOfAQuorumIsWaitedForOnce(t *testing.T) {
 	for distance, want := range map[time.Duration]time.Duration{
 		60 * time.Millisecond:  500 * time.Millisecond,
@@ -588,8 +589,8 @@ func TestAFarServerOfAQuorumIsWaitedForOnce(t *testing.T) {
 				began := time.Now()
 				_, err := c.Mutex("x").TryLockContext(t.Context())
 				isAll(t, err, leased.ErrNoQuorum)
-				// It is seen within 100 ms that the server is away. An answer that needed two round trips, because the
-				// server did not have the script, may be the last one.
+				// It is seen within 100 ms that the server is away. An answer that needed two round trips,
+				// because the server did not have the script, may be the last one.
 				if took := time.Since(began); took < want || took > want+want/16+100*time.Millisecond {
 					t.Errorf("%v away: try %d took %v, want %v", distance, i+1, took, want)
 				}

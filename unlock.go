@@ -163,8 +163,8 @@ func (e *entry) concludeLocked(w *call, ends time.Time, late error) (err, why er
 	return err, why
 }
 
-// neverConfirmed returns the error of a release that nothing will confirm anymore, with the lock's name, if err
-// says so. The lock expires at ends.
+// neverConfirmed returns the error of a release that nothing will confirm anymore, with the lock's name, if
+// err says so. The lock expires at ends.
 func (e *entry) neverConfirmed(err error, ends time.Time) (*notReleased, bool) {
 	over, ok := err.(*lockstate.ReleaseUnconfirmed) //nolint:errorlint // methods of err can be user code, and e.mu is locked
 	if !ok {

@@ -214,7 +214,8 @@ func TestTopShowsQueuesAndHowLongTheyWereSeen(t *testing.T) {
 	}
 }
 
-// A client that gives up and asks again has two requests in the queue until the cancel of the first has arrived.
+// A client that gives up and asks again has two requests in the queue until the cancel of the first has
+// arrived.
 func TestTopCountsOnlyTheLastRequestOfAWaitingClient(t *testing.T) {
 	m := redistest.MiniTCP(t)
 	rdb := redistest.MiniClient(t, m)

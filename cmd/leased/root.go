@@ -55,8 +55,8 @@ func newRoot(std streams) *cobra.Command {
 	return root
 }
 
-// explainCompletion has cobra's command for completion scripts explain itself as the other commands do, and refuse
-// wrong arguments, which cobra takes for a request to explain it.
+// explainCompletion has cobra's command for completion scripts explain itself as the other commands do, and
+// refuse wrong arguments, which cobra takes for a request to explain it.
 func explainCompletion(c *cobra.Command) {
 	c.Short = "Print a completion script for a shell"
 	c.Long = "Prints a completion script for a shell: bash, zsh, fish or powershell. It completes names of locks, too."
@@ -261,7 +261,8 @@ func explainFlags(out io.Writer, flags *pflag.FlagSet, width int) {
 	})
 }
 
-// usageOf returns what a flag does, and its default. Only a default that is not a plain value is in the flag's own text.
+// usageOf returns what a flag does, and its default. Only a default that is not a plain value is in the
+// flag's own text.
 func usageOf(f *pflag.Flag) string {
 	_, usage := pflag.UnquoteUsage(f)
 	switch f.DefValue {

@@ -597,9 +597,9 @@ func (l *Lock) endInboxWait(now time.Time) {
 	}
 }
 
-// awaitIdleOwner lets c, a Try caller, wait briefly for an owner that may be idle. What has to travel is c's request,
-// the message to the owner, its release and the message to c: half a round trip each, if the owner is no
-// farther away than c. Twice that is allowed for.
+// awaitIdleOwner lets c, a Try caller, wait briefly for an owner that may be idle. What has to travel is
+// c's request, the message to the owner, its release and the message to c: half a round trip each, if the
+// owner is no farther away than c. Twice that is allowed for.
 func (l *Lock) awaitIdleOwner(c *Caller, now time.Time) {
 	c.until = l.instant(now.Add(idleOwnersTime + min(4*l.env.RoundTrip(), maxSilence)))
 }

@@ -82,7 +82,8 @@ func (r *Resting) SlowHold(since time.Duration) bool {
 	return r.holder != nil && !r.holder.slow && r.holder.Since <= since
 }
 
-// HeldSince is Lock.Oldest for a lock that rests: it returns when its holder entered, or false if it has none.
+// HeldSince is Lock.Oldest for a lock that rests: it returns when its holder entered, or false if it has
+// none.
 func (r *Resting) HeldSince() (since time.Duration, held bool) {
 	if r.holder == nil {
 		return 0, false

@@ -199,8 +199,9 @@ type Snapshot struct {
 	Last                      uint64
 }
 
-// Waiting returns the requests of Queue in their order, and how many wait in the whole queue. Of each client it
-// returns and counts only the last one that is in Queue: the cancel of an earlier one has not arrived yet.
+// Waiting returns the requests of Queue in their order, and how many wait in the whole queue. Of each
+// client it returns and counts only the last one that is in Queue: the cancel of an earlier one has not
+// arrived yet.
 func (s *Snapshot) Waiting() (requests []string, number int) {
 	clients := map[string]bool{}
 	for _, request := range slices.Backward(s.Queue) {

@@ -7,9 +7,10 @@ import (
 )
 
 // A server that does not answer must not hold up a decision for long, and one that is far away must have the
-// time to answer. A command that finds a connection in the pool takes one round trip, and one that has to make
-// a connection takes several. Each server has the time for those, and minPatience at least. How long a
-// round trip takes is known from the first answer on. Until then the server may be at any distance, and has maxPatience.
+// time to answer. A command that finds a connection in the pool takes one round trip, and one that has to
+// make a connection takes several. Each server has the time for those, and minPatience at least. How long a
+// round trip takes is known from the first answer on. Until then the server may be at any distance, and has
+// maxPatience.
 const (
 	minPatience = 500 * time.Millisecond
 	// maxPatience is shorter than the time limit of a command, so that a decision does not end in the same
@@ -44,9 +45,9 @@ func (m *member) patience() time.Duration {
 	return max(minPatience, min(far, maxPatience))
 }
 
-// patience returns for how long a decision waits. It may need two commands one after the other, because a lease's
-// token may have to be stored, so it is twice as long as the most distant server may take, of those that are
-// far away and owe an answer.
+// patience returns for how long a decision waits. It may need two commands one after the other, because a
+// lease's token may have to be stored, so it is twice as long as the most distant server may take, of those
+// that are far away and owe an answer.
 func (s *Server) patience() time.Duration {
 	longest := minPatience
 	for _, m := range s.members {

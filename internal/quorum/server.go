@@ -335,8 +335,8 @@ func (w *pendingCall) settled() {
 	}
 }
 
-// await waits for the ops to be decided. When the servers have had their time, at most limit, or ctx ends, they
-// are decided without those that have not answered.
+// await waits for the ops to be decided. When the servers have had their time, at most limit, or ctx ends,
+// they are decided without those that have not answered.
 func (s *Server) await(ctx context.Context, w *pendingCall, ops []*Op, keys []*protocol.Keys, limit time.Duration) {
 	began := time.Now()
 	timer := time.NewTimer(min(limit, minPatience)) // which servers may have more is seen only if it is needed

@@ -99,7 +99,8 @@ func (s *Server) nodeOfLine(ctx context.Context, line []any) (Deployment, error)
 
 // clearPool sends a command, the probe, on the connections that pipelines use or on the others, until it is
 // carried out or all connections that are idle must have been tried, and reports whether it was. A probe
-// that meets a stale connection has go-redis discard it. If on is not a client of one node, clearPool does nothing.
+// that meets a stale connection has go-redis discard it. If on is not a client of one node, clearPool does
+// nothing.
 func (s *Server) clearPool(ctx context.Context, on Deployment, pipelines bool, probe ...any) (answered bool) {
 	if on.Kind != OneNode {
 		return false

@@ -9,9 +9,9 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Deployment is a Redis client, and what is known about where it leads. All that depends on the kind of a client is
-// decided here, once, by DeploymentOf: the rest of the library looks at the fields. A client of a user's own type is
-// known by its methods, which it has if it embeds one of go-redis's.
+// Deployment is a Redis client, and what is known about where it leads. All that depends on the kind of a
+// client is decided here, once, by DeploymentOf: the rest of the library looks at the fields. A client of a
+// user's own type is known by its methods, which it has if it embeds one of go-redis's.
 type Deployment struct {
 	Rdb  redis.UniversalClient
 	Kind Kind
@@ -20,8 +20,8 @@ type Deployment struct {
 	Slots   Slots         // the client's map of slots; nil where there are none
 	Own     *redis.Client // Rdb, if it is a client of one node and has go-redis's own type; else nil
 
-	// ReadTimeout is that of the client. It is less than 0 if -2 was set, because connections know no deadlines, and 0
-	// if -1 was set, for no limit, or if it is not known.
+	// ReadTimeout is that of the client. It is less than 0 if -2 was set, because connections know no
+	// deadlines, and 0 if -1 was set, for no limit, or if it is not known.
 	ReadTimeout time.Duration
 	// Bounded is whether a command is known to end when its context does.
 	Bounded bool
@@ -54,8 +54,8 @@ type cloner interface {
 	WithTimeout(time.Duration) *redis.Client
 }
 
-// DeploymentOf returns what is known about rdb, which must not be nil. The kind of a client is that of its method
-// Options.
+// DeploymentOf returns what is known about rdb, which must not be nil. The kind of a client is that of its
+// method Options.
 func DeploymentOf(rdb redis.UniversalClient) Deployment {
 	d := Deployment{Rdb: rdb}
 	d.Masters, _ = rdb.(Masters)
@@ -77,17 +77,18 @@ func DeploymentOf(rdb redis.UniversalClient) Deployment {
 	return d
 }
 
-// takesDeadlines reports whether a client's connections do: -2 is set for those that know no deadlines, and then a
-// context bounds nothing either.
+// takesDeadlines reports whether a client's connections do: -2 is set for those that know no deadlines, and
+// then a context bounds nothing either.
 func takesDeadlines(read, write time.Duration) bool { return read >= 0 && write >= 0 }
 
-// withContexts returns a client of the same type, on the same pool of connections, whose commands end when their
-// contexts do. It returns false if there is none.
+// withContexts returns a client of the same type, on the same pool of connections, whose commands end when
+// their contexts do. It returns false if there is none.
 func (d Deployment) withContexts() (Deployment, bool) {
 	if d.Own == nil || !takesDeadlines(d.options.ReadTimeout, d.options.WriteTimeout) {
 		return d, false
 	}
-	// The timeout is short, because a command without an answer is repeated under the same id on another connection.
+	// The timeout is short, because a command without an answer is repeated under the same id on another
+	// connection.
 	limit := protocol.CommandTimeout
 	if d.ReadTimeout > 0 { // 0: -1 was set
 		limit = min(limit, d.ReadTimeout)
@@ -97,8 +98,8 @@ func (d Deployment) withContexts() (Deployment, bool) {
 	return DeploymentOf(clone), true
 }
 
-// Proof returns what can prove to others that a client whose inbox was confirmed is gone: the answer to PUBSUB NUMSUB.
-// In a Cluster nothing can: no node counts the subscribers of all nodes.
+// Proof returns what can prove to others that a client whose inbox was confirmed is gone: the answer to
+// PUBSUB NUMSUB. In a Cluster nothing can: no node counts the subscribers of all nodes.
 func (d Deployment) Proof() protocol.Proof {
 	switch d.Kind {
 	case OneNode:
@@ -123,8 +124,8 @@ func (d Deployment) FollowsSentinel() bool { return d.Addr() == failoverAddr }
 // failoverAddr is what redis.NewFailoverClient gives as its client's address, which has no port.
 const failoverAddr = "FailoverClient"
 
-// KeepsSentinel reports whether the client follows Sentinels and waits for one that hangs for as long as it may
-// dial, so that it has no time left to ask another one.
+// KeepsSentinel reports whether the client follows Sentinels and waits for one that hangs for as long as it
+// may dial, so that it has no time left to ask another one.
 func (d Deployment) KeepsSentinel() bool {
 	if !d.FollowsSentinel() {
 		return false
@@ -133,8 +134,8 @@ func (d Deployment) KeepsSentinel() bool {
 	return d.ReadTimeout <= 0 || reads*d.ReadTimeout >= d.options.DialTimeout
 }
 
-// nodeOf returns the node that has the key, for what is done at one node, and for a command that names no key and that
-// the client of a Cluster would therefore send to any node.
+// nodeOf returns the node that has the key, for what is done at one node, and for a command that names no
+// key and that the client of a Cluster would therefore send to any node.
 func (d Deployment) nodeOf(ctx context.Context, key string) (Deployment, error) {
 	if d.Masters == nil {
 		return d, nil

@@ -8,9 +8,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// What Redis says when it refuses a command begins with a code, such as NOPERM, and goes on with a sentence. Some
-// replies repeat arguments of the command, and so the name of a lock, which may be called NOPERM. So a code is looked
-// for only where Redis puts one, and a sentence only in what Redis says itself.
+// What Redis says when it refuses a command begins with a code, such as NOPERM, and goes on with a
+// sentence. Some replies repeat arguments of the command, and so the name of a lock, which may be called
+// NOPERM. So a code is looked for only where Redis puts one, and a sentence only in what Redis says itself.
 
 // refusal is one reply of Redis that is an error.
 type refusal struct {
@@ -30,9 +30,9 @@ func says(err error, sentences ...string) bool {
 	})
 }
 
-// refusalsIn returns the replies that err is or wraps: each Sentinel, for example, may have sent one. If there is
-// none, the text of err may still tell of one, because a hook has put it into an error of its own, or because the
-// error would otherwise match that of a context, see ofNetwork.
+// refusalsIn returns the replies that err is or wraps: each Sentinel, for example, may have sent one. If
+// there is none, the text of err may still tell of one, because a hook has put it into an error of its own,
+// or because the error would otherwise match that of a context, see ofNetwork.
 func refusalsIn(err error) []refusal {
 	if err == nil {
 		return nil
@@ -80,8 +80,9 @@ func parseRefusal(text string) refusal {
 	return refusal{code.FindString(text[len(ahead.FindString(text)):]), withoutRepeated(text)}
 }
 
-// repeated is what Redis repeats of a command: the arguments of one that it does not know and, from Redis 7.2 on, the
-// name of a key or channel that a script may not use. An error of several Sentinels has a line for each.
+// repeated is what Redis repeats of a command: the arguments of one that it does not know and, from Redis
+// 7.2 on, the name of a key or channel that a script may not use. An error of several Sentinels has a line
+// for each.
 var repeated = regexp.MustCompile(`(with args beginning with: |permissions to access the ').*`)
 
 func withoutRepeated(text string) string { return repeated.ReplaceAllString(text, "$1") }

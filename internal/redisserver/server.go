@@ -39,8 +39,8 @@ type common struct {
 	settled    atomic.Pointer[any]
 }
 
-// route is how commands are sent: together with commands for other locks, with a WAIT behind each round trip, or,
-// if it is the zero value, by themselves. No route has both.
+// route is how commands are sent: together with commands for other locks, with a WAIT behind each round
+// trip, or, if it is the zero value, by themselves. No route has both.
 type route struct {
 	batches *batcher
 	confirm *confirmation
