@@ -61,7 +61,7 @@ type Client struct {
 	proof    protocol.Proof // in ids, once the inbox is confirmed
 	once     sync.Once      // starts the watchdog and the inbox
 	inbox    inboxes
-	alone    *inbox         // the only one of inbox; nil for a quorum, which probes and doubts its inboxes itself
+	alone    *inbox         // the only element of inbox; nil for a quorum, which probes and doubts its inboxes itself
 	quorum   *quorum.Server // nil for a single deployment, else the same as server
 	members  group          // goroutines that send to a quorum's servers
 	late     lateInboxes    // of a quorum

@@ -273,8 +273,8 @@
 // foreign owner, polling starts at 50 ms again, if its value is another one.
 //
 // If TryLock or TryLockContext finds an owner that may be keeping the lock idle (see
-// [WithIdleHold]), it asks for the lock and waits at most 50 ms, and up to 50 ms more if the
-// client has only just started.
+// [WithIdleHold]), it asks for the lock and waits at most 50 ms and four round trips, and up to 50 ms more
+// if the client has only just started.
 //
 // When the context given to LockContext ends, LockContext returns at once, and its request
 // remains for the callers of the process that still wait. If there are none, the request is
@@ -342,7 +342,8 @@
 // Redis that does not answer. There is one exception. On a single server whose commands can be given
 // deadlines (see [New]), calls that could not stop waiting anyway send their command themselves: Lock and
 // RLock, the calls that lock or unlock with a context that cannot end, and Unlock unless
-// [WithReleaseTimeout] is shorter than 1 s. They wait for a hook that goes on after its context has ended.
+// [WithReleaseTimeout] is shorter than 1 s, or than the eight round trips that a command may take that makes
+// a connection. They wait for a hook that goes on after its context has ended.
 // A hook must not retry a command: Leased would see only the last reply, and assume that the command had
 // been sent once. Then an Unlock that Redis carried out at the first try is reported as a loss, or a wait
 // that was given up leaves the lock to its TTL.

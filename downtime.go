@@ -64,7 +64,7 @@ func kindOfCommand(cmd *protocol.Command, a *protocol.Answer) workKind {
 	return workTakes
 }
 
-// commandFailed notes that a command has failed, which was sent at sentAt. Its kind is never workAsks, which
+// commandFailed notes that a command that was sent at sentAt has failed. Its kind is never workAsks, which
 // only an answer shows.
 func (d *downtime) commandFailed(fail *protocol.Failure, sentAt time.Time, kind workKind) {
 	if fail.Lasts() {

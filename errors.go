@@ -23,10 +23,10 @@ var (
 	// named when it last answered, up to 20 s earlier unless it has failed to answer since.
 	ErrNotAcquired = lockstate.ErrNotAcquired
 
-	// ErrLocked is returned by TryLockContext when another caller holds the lock or waits for
-	// it, or when one of this process whose lease has ended has not unlocked. LockContext returns it,
+	// ErrLocked is returned by TryLockContext when another caller holds the lock or waits for it, or when
+	// a caller of this process has not unlocked although its lease has ended. LockContext returns it,
 	// together with the context's error, if ctx ended while another caller held the lock as far as Redis
-	// had answered, or such a caller of this process had not unlocked; so the context's error alone says
+	// had answered, or while such a caller had not unlocked; so the context's error alone says
 	// that Redis did not answer, or refused, or that nobody was known to hold the lock. Such an error
 	// also matches [ErrNotAcquired]. The caller may try again later.
 	ErrLocked = lockstate.ErrLocked

@@ -360,7 +360,7 @@ func ExampleMutex_TryLockContext() {
 func lockUnlessDown(ctx context.Context, mu *leased.Mutex) (*leased.Lease, error) {
 	lease, err := mu.TryLockContext(ctx)
 	if errors.Is(err, leased.ErrLocked) {
-		wait, cancel := context.WithTimeout(ctx, 10*time.Second) // the lease outlasts it
+		wait, cancel := context.WithTimeout(ctx, 10*time.Second) // bounds the wait only, not the lease
 		defer cancel()
 		lease, err = mu.LockContext(wait)
 	}
@@ -386,6 +386,8 @@ func ExampleMutex_TryLockContext_unlessDown() {
 	// Output: <nil>
 }
 
+var errHangs = errors.New("a step took too long")
+
 // inSteps works under the lock until a step takes longer than limit, or fails.
 func inSteps(ctx context.Context, mu *leased.Mutex, limit time.Duration, step func(context.Context) error) (err error) {
 	lease, err := mu.LockContext(ctx)
@@ -393,23 +395,26 @@ func inSteps(ctx context.Context, mu *leased.Mutex, limit time.Duration, step fu
 		return err
 	}
 	defer func() { err = errors.Join(err, lease.Unlock()) }()
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
 	work, cancel := lease.With(ctx)
 	defer cancel()
 	beat := time.AfterFunc(limit, func() {
+		fail(errHangs)
 		_ = lease.Unlock() // the deferred Unlock returns the same error
 	})
 	defer beat.Stop()
 	for work.Err() == nil {
 		beat.Reset(limit)
 		if err := step(work); err != nil {
-			return err
+			return errors.Join(err, context.Cause(work))
 		}
 	}
-	return context.Cause(work) // context.Canceled if a step took too long
+	return context.Cause(work)
 }
 
-// A lease is renewed while the process lives, even if the work hangs. A timer that the work has to
-// reset gives the lock away then.
+// A lease is renewed while the process lives, even if the work hangs. A timer that the work must keep
+// resetting then releases the lock.
 func ExampleLease_Unlock_heartbeat() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -431,7 +436,7 @@ func ExampleLease_Unlock_heartbeat() {
 	fmt.Println(<-done)
 	// Output:
 	// free again: true
-	// context canceled
+	// a step took too long
 }
 
 // Do locks, runs a function, and unlocks. If the lease was lost meanwhile, the

@@ -147,7 +147,7 @@ func (l *Lease) TrustedUntil() time.Time {
 func (l *Lease) Unlock() error { return l.unlock(releaseWait{}) }
 
 // UnlockContext is Unlock, except that it waits for Redis until ctx ends instead of for the
-// time set by [WithReleaseTimeout]. A deferred release mostly wants Unlock: under a context that has
+// time set by [WithReleaseTimeout]. A deferred release should usually be Unlock: under a context that has
 // ended, such as that of a request, UnlockContext does not wait to learn whether the lock was released.
 //
 // If ctx ends first, the error matches [ErrNotReleased] and

@@ -463,7 +463,7 @@ func (l *throttledLog) unbounded() {
 
 func (l *throttledLog) keepsSentinel() {
 	l.write(slog.LevelWarn, "sentinel", "a Sentinel that hangs would keep this Redis client from finding a new primary; set ReadTimeout and MaxRetries "+
-		"so that twice as many reads as these allow fit into its DialTimeout, such as 2s and -1 for one of 5s")
+		"so that twice as many reads as these allow fit into its DialTimeout, for example to 2s and -1 with a DialTimeout of 5s")
 }
 
 func firstWord(err error) string {

@@ -69,9 +69,9 @@ func (m *Mutex) Lock() { m.use().lock(protocol.Exclusive) }
 
 // TryLock locks m if m is free and no request waits for it, and reports whether it
 // succeeded. If the owner may be keeping the lock idle (see [WithIdleHold]), or several clients
-// try the lock of a quorum at once, TryLock asks for it and waits at most 50 ms, and up to
-// 50 ms more if the client has only just started. On any error it returns false too, after at
-// most 1 s. It panics when Lock does.
+// try the lock of a quorum at once, TryLock asks for it and waits at most 50 ms and four round trips,
+// and up to 50 ms more if the client has only just started. On any error it returns false too, after
+// at most 1 s. It panics when Lock does.
 func (m *Mutex) TryLock() bool { return m.use().tryLock(protocol.Exclusive) }
 
 // Unlock unlocks m. It panics if m is not locked in this client. It can also end a lease of
@@ -110,10 +110,10 @@ func (m *Mutex) LockContext(ctx context.Context) (*Lease, error) {
 // TryLockContext is like LockContext but does not wait for another owner: if the lock is
 // held or waited for, it returns an error that matches [ErrLocked]. If the owner may be
 // keeping the lock idle (see [WithIdleHold]), or several clients try the lock of a quorum at
-// once, TryLockContext asks for it and waits at most 50 ms, and up to 50 ms more if the
-// client has only just started. It returns the first error from Redis, with two exceptions. If a
-// connection was broken and another one works, it asks again there. With [WithReplicas] in a Cluster, it waits
-// for up to 3 s while the lock's slot moves to another master.
+// once, TryLockContext asks for it and waits at most 50 ms and four round trips, and up to 50 ms more if
+// the client has only just started. It returns the first error from Redis, with two exceptions. If a
+// connection was broken and another one works, it asks again there. With [WithReplicas] in a Cluster, it
+// waits for up to 3 s while the lock's slot moves to another master.
 func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
 	return m.use().lease(ctx, &call{Mode: protocol.Exclusive, Try: true})
 }

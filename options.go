@@ -413,8 +413,8 @@ func WithMinHold(d time.Duration) LockOption {
 // WithIdleHold lets the process keep the lock for d after the last Unlock if no other
 // process wants it, so that the next local Lock costs no round trip. Another process that
 // wants the lock, even if it only tries, asks for it with a message, and gets the lock as
-// soon as the message arrives. If a caller is inside, such a try fails after 50 ms. If
-// the message is lost, a waiter's next re-check asks again. The option applies to a grant
+// soon as the message arrives. If a caller is inside, such a try fails after 50 ms
+// and four round trips. If the message is lost, a waiter's next re-check asks again. The option applies to a grant
 // that was requested by a caller with this option, and that was last unlocked by one, whose d counts.
 //
 // While Redis's clock is behind the lock's last token, because the clock was set back, each writer's

@@ -687,7 +687,7 @@ func TestVirtualTheHeartbeatOfTheRecipeGivesALockAwayWhenAStepHangs(t *testing.T
 			t.Errorf("the lock was given away after %v, want %v", time.Since(began), want)
 		}
 		close(hangs)
-		if err := <-done; !errors.Is(err, context.Canceled) || n != 10 {
+		if err := <-done; !errors.Is(err, errHangs) || n != 10 {
 			t.Errorf("%d steps, %v", n, err)
 		}
 	})

@@ -66,7 +66,7 @@ func (o *demoOptions) bind(c *cobra.Command) {
 	f.IntVar(&o.workers, "workers", 5, "`N` processes")
 	f.IntVar(&o.buyers, "buyers", 10, "`N` buyers in each process")
 	f.IntVar(&o.stock, "stock", 10, "`N` pieces to sell")
-	f.DurationVar(&o.ttl, "ttl", usualTTL, fmt.Sprintf("`DURATION` of a lease; without this flag, %v with --kill and %v with --quorum", killTTL, quorumTTL))
+	f.DurationVar(&o.ttl, "ttl", usualTTL, fmt.Sprintf("`DURATION` of a lease; if not given, %v with --kill, %v with --quorum, and otherwise the default", killTTL, quorumTTL))
 	f.BoolVar(&o.kill, "kill", false, "kill a process while it is inside the lock")
 	f.BoolVar(&o.quorum, "quorum", false, "the lock is on five servers, two of which die and come back empty")
 	f.BoolVar(&o.fence, "fence", false, "two owners at once, without fencing tokens and with them")

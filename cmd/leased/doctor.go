@@ -317,7 +317,7 @@ func clockFinding(ctx context.Context, node redis.Cmdable) (finding, clockLead) 
 	return f, clockLead{ahead - took/2, ahead + took/2, true}
 }
 
-const keepClocks = "synchronize the clocks of all servers by NTP"
+const keepClocks = "synchronize the clocks of all servers with NTP"
 
 // clocksFinding compares the clocks of the masters of a Cluster.
 func clocksFinding(leads []clockLead) finding {

@@ -59,7 +59,7 @@ func newRoot(std streams) *cobra.Command {
 // refuse wrong arguments, which cobra takes for a request to explain it.
 func explainCompletion(c *cobra.Command) {
 	c.Short = "Print a completion script for a shell"
-	c.Long = "Prints a completion script for a shell: bash, zsh, fish or powershell. It completes names of locks, too."
+	c.Long = "Prints a completion script for a shell: bash, zsh, fish or powershell. The script completes names of locks, too."
 	c.Args = func(_ *cobra.Command, args []string) error {
 		if len(args) > 0 {
 			return usagef("completion is for bash, zsh, fish and powershell, not for %s", shown(args[0]))

@@ -15,7 +15,7 @@ import (
 //	            └─────────────────►┘  │         └──► asking, queued, held (yield, or a reserved place)
 //	                                  └──► asking (idle, and not believed anymore), none (lost)
 //
-// A request that is refused or given up leads from asking or queued to none.
+// A request that is refused or given up goes from asking or queued to none.
 //
 // A held grant is believed until the end of its trust window, which starts before the command
 // that proved ownership is sent and lasts for the TTL less a margin of 1 % + 2 ms (Gray and
@@ -86,7 +86,7 @@ type schedule struct {
 	recheckAt  Instant       // when to ask again; of a held grant, whether others wait, see Lock.asksForReaders
 	endsAt     Instant       // when the owner's lease ends, according to a message; zero if none came
 	told       uint64        // readers whose leases end by this time have been sent *wanted* for it; 0 if all have
-	poll       time.Duration // pause between checks where no notification comes
+	poll       time.Duration // pause between re-checks where no notification comes
 	pollsSince Instant       // when an answer first said that it has to poll; 0 if messages come
 	place      int           // how many requests were ahead when it was last asked about in full
 	fullAt     Instant       // the next full re-check comes before then; those before it may be brief

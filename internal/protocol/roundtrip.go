@@ -11,9 +11,9 @@ type RoundTrip struct{ ns atomic.Int64 } // 0 before the first answer
 // Estimate returns the estimate, 0 before the first answer.
 func (r *RoundTrip) Estimate() time.Duration { return time.Duration(r.ns.Load()) }
 
-// tripsToConnect is how many round trips a command may take that has to make a connection: for TCP, for
-// TLS, for what go-redis sends first (HELLO, and up to two batches of CLIENT commands), for itself, and
-// once more if the server does not have the script yet.
+// tripsToConnect is how many round trips a command may take that has to make a connection: one for TCP, up to
+// two for TLS, three for what go-redis sends first (HELLO, and two batches of CLIENT commands), one for
+// itself, and one more if the server does not have the script yet.
 const tripsToConnect = 8
 
 // WithConnection returns how long an answer may take if a connection has to be made first, 0 before the

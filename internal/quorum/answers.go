@@ -128,7 +128,7 @@ func (l *Lock) acquiredUnderAnOldID(s *Send, res *Result, fx *Effects) {
 	}
 }
 
-// settleAsked tells the ops that wait for the answer to an acquire of it. o is the outcome.
+// settleAsked gives the answer to an acquire to the ops that wait for it. o is its outcome.
 func (l *Lock) settleAsked(ops []*Op, s *Send, res *Result, o outcome, now time.Time, fx *Effects) {
 	r, i, a := s.req, s.Server, &res.Answer
 	for _, op := range ops {

@@ -57,7 +57,7 @@ const (
 )
 
 // isAway reports whether the server does not answer. A server that has left commands unanswered for
-// longer than its patience is away, too, until it answers a PING.
+// longer than patience allows is away, too, until it answers a PING.
 func (m *member) isAway() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

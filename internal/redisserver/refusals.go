@@ -23,7 +23,7 @@ func hasCode(err error, codes ...string) bool {
 	return slices.ContainsFunc(refusalsIn(err), func(r refusal) bool { return slices.Contains(codes, r.code) })
 }
 
-// says reports whether err is, or wraps, a reply with one of the sentences, or whole parts of one.
+// says reports whether err is, or wraps, a reply that contains one of the sentences.
 func says(err error, sentences ...string) bool {
 	return slices.ContainsFunc(refusalsIn(err), func(r refusal) bool {
 		return slices.ContainsFunc(sentences, func(s string) bool { return strings.Contains(r.text, s) })
