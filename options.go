@@ -414,8 +414,9 @@ func WithMinHold(d time.Duration) LockOption {
 // process wants it, so that the next local Lock costs no round trip. Another process that
 // wants the lock, even if it only tries, asks for it with a message, and gets the lock as
 // soon as the message arrives. If a caller is inside, such a try fails after 50 ms
-// and four round trips. If the message is lost, a waiter's next re-check asks again. The option applies to a grant
-// that was requested by a caller with this option, and that was last unlocked by one, whose d counts.
+// and four round trips. If the message is lost, a waiter's next re-check asks again. The option applies to
+// a grant that was requested by a caller with this option, and that was last unlocked by one, whose d
+// counts.
 //
 // While Redis's clock is behind the lock's last token, because the clock was set back, each writer's
 // lease needs a token from Redis. So idle holds and local hand-offs of writers save no round trip until

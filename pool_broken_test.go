@@ -467,7 +467,7 @@ func silentAfter(t *testing.T, ttl, quick, slow time.Duration) {
 // A server that is far away has longer to answer, and what finds the silent connections takes a few round trips.
 func TestVirtualSilentIdleConnectionsToAFarServerCostNoLease(t *testing.T) {
 	for far, ttl := range map[time.Duration]struct{ one, quorum time.Duration }{
-		100 * time.Millisecond: {4 * time.Second, 4 * time.Second},
+		100 * time.Millisecond: {4 * time.Second, 5 * time.Second},
 		300 * time.Millisecond: {7 * time.Second, 10 * time.Second},
 		450 * time.Millisecond: {10 * time.Second, 15 * time.Second},
 	} {

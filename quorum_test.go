@@ -600,6 +600,56 @@ func TestAFarServerOfAQuorumIsWaitedForOnce(t *testing.T) {
 	}
 }
 
+// What a far server owes to other locks does not matter to a decision that it has taken part in.
+func TestAFarServerThatIsBusyGivesNoMoreTimeToOthers(t *testing.T) {
+	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		servers[2].moveAway(200 * time.Millisecond)
+		c := open()
+		for range 3 { // so that the distances are known
+			unlock(t, lock(t, c.Mutex("x")))
+			time.Sleep(3 * time.Second)
+		}
+		must(t, servers[2].Set("x", "somebody else"))
+		ctx, cancel := context.WithCancel(t.Context())
+		var others sync.WaitGroup
+		for i := range 4 {
+			others.Go(func() {
+				time.Sleep(time.Duration(i) * 60 * time.Millisecond)
+				for ctx.Err() == nil {
+					if l, err := c.Mutex(fmt.Sprint("other ", i)).LockContext(ctx); err == nil {
+						_ = l.Unlock()
+					}
+					time.Sleep(150 * time.Millisecond) // of virtual time: the pause between two leases
+				}
+			})
+		}
+		time.Sleep(3 * time.Second)
+		servers[1].fallSilent()
+		began := time.Now()
+		_, err := c.Mutex("x").TryLockContext(t.Context())
+		isAll(t, err, leased.ErrNotAcquired)
+		if took := time.Since(began); took > 800*time.Millisecond {
+			t.Errorf("the try took %v", took)
+		}
+		cancel()
+		others.Wait()
+	})
+}
+
+// A server may have been dead for days when a process starts.
+func TestCloseWaitsBrieflyForAServerThatNeverAnswered(t *testing.T) {
+	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		servers[2].fallSilent()
+		c := open()
+		unlock(t, lock(t, c.Mutex("x")))
+		began := time.Now()
+		must(t, c.Close())
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("Close took %v", took)
+		}
+	})
+}
+
 // How far away a server is does not matter once it is known not to answer.
 func TestAnAwayServerGivesNoMoreTimeToOthers(t *testing.T) {
 	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {

@@ -64,6 +64,10 @@ func (l *Lock) enqueued(a protocol.Answer, sentAt, now time.Time) {
 	if l.pending.stale || a.Unfinished || a.Told > 0 {
 		pause, g.fullAt = 0, 0
 	}
+	// By now the distance is known better: at first, a connection may have had to be made.
+	for c := l.waiting.first; c != nil && c.awaitsIdleOwner(); c = c.next {
+		c.until = min(c.until, l.instant(now.Add(idleOwnersTime+3*l.env.RoundTrip())))
+	}
 	g.told, g.place, g.hastened = a.Told, a.Place, l.pending.stale
 	g.recheckAt = l.instant(now).add(pause)
 	if g.endsAt > l.instant(now) {

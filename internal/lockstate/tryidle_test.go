@@ -51,12 +51,27 @@ func TestATryWaitsForWhatHasToTravelFromAnIdleOwner(t *testing.T) {
 		h.trip = trip
 		c := h.enter(trying(writer()))
 		h.answer(h.refused(idlersID, 0))
+		h.pass(trip)
 		h.answer(h.queue())
-		h.pass(want - 1)
+		h.pass(want - trip - 1)
 		h.out(c)
 		h.pass(1)
 		h.turned(c, ErrLocked)
 	}
+}
+
+// The first answer may have had to wait for a connection.
+func TestATryWaitsNoLongerThanTheDistanceTakesOnceItIsKnown(t *testing.T) {
+	h := drive(t)
+	h.trip = 200 * time.Millisecond
+	c := h.enter(trying(writer()))
+	h.answer(h.refused(idlersID, 0))
+	h.trip = 10 * time.Millisecond
+	h.answer(h.queue())
+	h.pass(idleOwnersTime + 3*h.trip - 1)
+	h.out(c)
+	h.pass(1)
+	h.turned(c, ErrLocked)
 }
 
 // The servers of a quorum may be split among several that tried at once.

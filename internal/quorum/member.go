@@ -607,10 +607,15 @@ func (m *member) drain(ctx context.Context) {
 		}
 		quiet := m.quiet
 		m.mu.Unlock()
-		silent := time.NewTimer(m.patience() + 1)
+		known := m.roundTrip.Estimate() > 0
+		silent := time.NewTimer(minPatience)
 		select {
 		case <-quiet:
 		case <-silent.C: // isAway checks whether the server still answers
+			if !known { // it never has
+				silent.Stop()
+				return
+			}
 		case <-ctx.Done():
 		}
 		silent.Stop()

@@ -78,6 +78,15 @@ func (l *Lock) newOp(kind Kind, verb protocol.Verb, r *request, at, now time.Tim
 // Decided reports whether the op's results are set.
 func (op *Op) Decided() bool { return op.decided }
 
+// awaits reports whether the op, which is not decided, waits for an answer of server i.
+func (op *Op) awaits(i int) bool {
+	asks := op.req
+	if op.next != nil {
+		asks = op.next
+	}
+	return op.outcomes[i] == outcomePending || op.olds != nil && op.olds[i] == outcomePending || asks.parts[i].adopting
+}
+
 // settle notes the outcome on a server, unless there is one already.
 func (op *Op) settle(i int, o outcome) {
 	if op.outcomes[i] == outcomePending {
@@ -436,13 +445,8 @@ func (l *Lock) Renew(b *protocol.Renewal, now time.Time, fx *Effects) *Op {
 // Expire is the event that an op has waited long enough for its answers.
 func (l *Lock) Expire(op *Op, now time.Time, fx *Effects) {
 	op.expired = true
-	asks := op.req
-	if op.next != nil {
-		asks = op.next
-	}
 	for i := range op.outcomes {
-		pending := op.outcomes[i] == outcomePending || op.olds != nil && op.olds[i] == outcomePending
-		if (pending || asks.parts[i].adopting) && op.fails[i] == nil {
+		if op.awaits(i) && op.fails[i] == nil {
 			op.fail(i, &protocol.Failure{Err: errAway, Kind: protocol.NoAnswer})
 		}
 		if op.held && op.req.parts[i].lost && (op.kind == Renew || op.verb == protocol.Acquire) {

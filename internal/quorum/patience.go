@@ -26,16 +26,6 @@ const (
 // that time is lost to the lease.
 func limitFor(ttl time.Duration) time.Duration { return max(minLimit, ttl/10) }
 
-// mayAnswer reports whether the server has commands that it has not answered, and is not away.
-func (m *member) mayAnswer() bool {
-	if m.isAway() {
-		return false
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.out > 0
-}
-
 // patience returns for how long the server may leave commands unanswered before it counts as away.
 func (m *member) patience() time.Duration {
 	far := m.roundTrip.WithConnection()
@@ -45,15 +35,38 @@ func (m *member) patience() time.Duration {
 	return max(minPatience, min(far, maxPatience))
 }
 
-// patience returns for how long a decision waits. It may need two commands one after the other, because a
-// lease's token may have to be stored, so it is twice as long as the most distant server may take, of those
-// that are far away and owe an answer.
-func (s *Server) patience() time.Duration {
+// patience returns for how long a decision waits: for minPatience or, if that is longer, for as long as a
+// server may take that is not away. awaited is how many commands each may still have to answer, one after
+// the other.
+func (s *Server) patience(awaited []int) time.Duration {
 	longest := minPatience
-	for _, m := range s.members {
-		if one := m.patience(); one > minPatience && m.mayAnswer() {
-			longest = max(longest, 2*one)
+	for i, m := range s.members {
+		if one := m.patience(); one > minPatience && !m.isAway() {
+			longest = max(longest, time.Duration(awaited[i])*one)
 		}
 	}
 	return longest
+}
+
+// awaited returns how many commands each server may still have to answer until the ops are decided: one of
+// them, and another if the token of a lease may have to be stored.
+func (s *Server) awaited(ops []*Op) []int {
+	commands := make([]int, len(s.members))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, op := range ops {
+		if op.Decided() {
+			continue
+		}
+		for i := range commands {
+			switch {
+			case !op.awaits(i):
+			case op.kind == Do:
+				commands[i] = 2
+			default:
+				commands[i] = max(commands[i], 1)
+			}
+		}
+	}
+	return commands
 }

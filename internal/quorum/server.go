@@ -347,7 +347,7 @@ wait:
 		case <-w.done:
 			return
 		case <-timer.C:
-			left := min(limit, s.patience()) - time.Since(began)
+			left := min(limit, s.patience(s.awaited(ops))) - time.Since(began)
 			if left <= 0 {
 				break wait
 			}

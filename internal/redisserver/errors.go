@@ -214,7 +214,7 @@ func OnlyOperatorHelps(err error) bool {
 		"unauthenticated multibulk length", "unauthenticated bulk length",
 		"running in protected mode",
 		// of errors of which only the text is left
-		"NOAUTH Authentication required", "WRONGPASS invalid username-password pair",
+		"NOAUTH Authentication required", "NOAUTH HELLO must be called", "WRONGPASS invalid",
 		"NOPERM this user has no permissions to", "NOPERM No permissions to access", "has no permissions to run the",
 	) {
 		return true

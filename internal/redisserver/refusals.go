@@ -45,7 +45,7 @@ func refusalsIn(err error) []refusal {
 }
 
 func collectReplies(replies []refusal, err error) []refusal {
-	if answer, is := err.(redis.Error); is { //nolint:errorlint // this unwraps
+	if answer, is := err.(redis.Error); is && err != redis.Nil { //nolint:errorlint // this unwraps
 		replies = append(replies, parseRefusal(answer.Error()))
 	}
 	switch e := err.(type) { //nolint:errorlint // this unwraps
@@ -69,9 +69,10 @@ func collectReplies(replies []refusal, err error) []refusal {
 //	ERR Error running script (call to f_6b…): @user_script:1: @user_script: 1: -OOM …    Redis 6.2, refused by the script engine
 //	@user_script: 1: -READONLY …                                                         the same, from pcall
 //	ERR WRONGTYPE …                                                                      miniredis; Kvrocks, also outside of scripts
+//	EXECABORT Transaction discarded because of: READONLY …                               in a transaction of a hook or proxy
 //
 // Redis 7 and Valkey put nothing there.
-var ahead = regexp.MustCompile(`^(?:ERR )?(?:Error running script \(call to \w*\): )?(?:@user_script: ?\d+: )*-?(?:ERR )?`)
+var ahead = regexp.MustCompile(`^(?:EXECABORT Transaction discarded because of: )?(?:ERR )?(?:Error running script \(call to \w*\): )?(?:@user_script: ?\d+: )*-?(?:ERR )?`)
 
 // code is what the code of a reply looks like.
 var code = regexp.MustCompile(`^[A-Z]+\b`)

@@ -85,6 +85,8 @@ func TestARefusalIsFoundInsideOtherErrors(t *testing.T) {
 	noAuth := answerError("NOAUTH Authentication required.")
 	for _, err := range []error{
 		fmt.Errorf("sentinels: %w", errors.Join(redis.Nil, noAuth)),
+		errors.Join(redis.Nil, errors.New("NOAUTH HELLO must be called with the client already authenticated")),
+		answerError("EXECABORT Transaction discarded because of: NOPERM this user has no permissions"),
 		fmt.Errorf("%w, %w", context.DeadlineExceeded, fmt.Errorf("hello: %w", noAuth)),
 		fmt.Errorf("evalsha failed: %v", noAuth),
 		ofNetwork(errors.Join(noAuth, context.Canceled)),
