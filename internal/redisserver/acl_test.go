@@ -141,20 +141,27 @@ func TestWhereNobodyMayAskWhoListensAWaiterIsNotTakenForGone(t *testing.T) {
 	}
 }
 
-// An ACL can forbid a single command, and so stop a script halfway. Whichever command it forbids, a reader
-// that gives the lock back still owns it then, or is gone with all that belongs to it: no marker stays
-// that nobody owns, which would keep foreign clients out for a TTL.
-func TestAReadersGiveBackThatAnACLStopsHalfWayLeavesNoMarkerBehind(t *testing.T) {
+// limitedScene returns a scene of a user who may do everything until acl is called with other rules.
+func limitedScene(t *testing.T) (s *scene, acl func(rules ...any)) {
+	t.Helper()
 	in := redistest.Server(t)
 	admin := in.Client()
 	redistest.CheckLeaks(t, admin, "")
-	acl := func(rules ...any) {
+	acl = func(rules ...any) {
+		t.Helper()
 		if err := admin.Do(context.Background(), append([]any{"ACL", "SETUSER", "app"}, rules...)...).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	acl("on", ">pass", "~*", "&*", "+@all")
-	s := newScene(t, in.Client(func(o *redis.Options) { o.Username, o.Password = "app", "pass" }), "", "x")
+	return newScene(t, in.Client(func(o *redis.Options) { o.Username, o.Password = "app", "pass" }), "", "x"), acl
+}
+
+// An ACL can forbid a single command, and so stop a script halfway. Whichever command it forbids, a reader
+// that gives the lock back still owns it then, or is gone with all that belongs to it: no marker stays
+// that nobody owns, which would keep foreign clients out for a TTL.
+func TestAReadersGiveBackThatAnACLStopsHalfWayLeavesNoMarkerBehind(t *testing.T) {
+	s, acl := limitedScene(t)
 	stopped := map[string]int{}
 	for what, giveBack := range map[string]func(id string) error{
 		"release": func(id string) error { _, err := s.do(protocol.Command{Verb: protocol.Release, ID: id}); return err },

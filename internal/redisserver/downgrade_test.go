@@ -1,13 +1,9 @@
 package redisserver
 
 import (
-	"context"
 	"testing"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/leasedmutex/leased/internal/protocol"
-	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 // Rule 12: a downgrade only keeps what the client has, so it needs no memory.
@@ -45,16 +41,7 @@ func TestAFullServerCarriesOutADowngrade(t *testing.T) {
 // one of the two ids still owns the lock, no other writer gets in, and the same downgrade succeeds
 // once the command is allowed again.
 func TestADowngradeThatAnACLStopsHalfWayLeavesTheLockOwned(t *testing.T) {
-	in := redistest.Server(t)
-	admin := in.Client()
-	redistest.CheckLeaks(t, admin, "")
-	acl := func(rules ...any) {
-		if err := admin.Do(context.Background(), append([]any{"ACL", "SETUSER", "app"}, rules...)...).Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	acl("on", ">pass", "~*", "&*", "+@all")
-	s := newScene(t, in.Client(func(o *redis.Options) { o.Username, o.Password = "app", "pass" }), "", "x")
+	s, acl := limitedScene(t)
 	for _, forbidden := range []string{"get", "set", "pexpire", "pexpireat", "zadd", "zremrangebyscore", "zrevrange", "zcard", "zrange", "time"} {
 		owner, next, other := s.writer("A"), s.reader("A"), s.writer("B")
 		s.gets(s.acquire(owner))
