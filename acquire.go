@@ -116,7 +116,7 @@ func (h *handle) acquire(ctx context.Context, w *call, began time.Time) (*entry,
 }
 
 // wait waits until the caller is admitted or rejected, or ctx ends. If ctx ends while the lease is
-// being handed over, the hand-over has happened: wait gives the lease back, without waiting for
+// being handed over, the hand-off has happened: wait gives the lease back, without waiting for
 // Redis, and returns ctx's error. Together with an error it returns the entry, if the caller had
 // entered one.
 func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, error) {

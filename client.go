@@ -402,8 +402,8 @@ func (c *Client) Close() error {
 }
 
 // Shutdown closes the client. It admits no new callers, rejects waiters with [ErrClosed], ends the
-// contexts of all leases with that cause, and waits until ctx ends for the leases to be unlocked;
-// meanwhile they are still renewed. A lease that is not unlocked by then is not released, since its
+// contexts of all leases with that cause, and waits for the leases to be unlocked until ctx ends, but
+// for at least 100 ms; meanwhile they are still renewed. A lease that is not unlocked by then is not released, since its
 // holder may still be working under it; it is left to expire. Idle grants are released. rdb stays open.
 //
 // Calls that are waiting return ErrClosed; Lock and RLock, which return no error, panic with it. While

@@ -19,7 +19,7 @@
 //     is lost, within one renewal period. During that time, too, there can be two owners.
 //
 // A process that was stopped, by its scheduler, by a debugger, or because its machine was
-// suspended, learns of all this only when it runs again, and may issue a write before it
+// suspended, learns of all this only when it runs again, and may go on writing until it
 // notices. The fencing token closes these gaps: it is a number that grows with every
 // writer's lease; see Fencing below. Unless the resource checks the token, a lease makes
 // duplicate work unlikely, not impossible.
@@ -44,9 +44,8 @@
 //
 // A process ends its leases by two local clocks, the monotonic clock and the wall clock.
 // When the two diverge, as they do on a suspended machine, the earlier end counts. So a
-// wall clock that is set ahead can end leases held on its machine, namely those for which the
-// time since the last renewal, plus the amount by which the clock was set ahead, may exceed
-// the TTL.
+// wall clock that is set ahead by d can end every lease of its machine that was last renewed
+// more than TTL − d ago.
 //
 // Tokens follow the server's clock. If that clock is set back, tokens continue from the
 // last one stored in Redis. Redis learns of the tokens assigned in local hand-offs only
@@ -86,9 +85,10 @@
 // that has the lock may serve some of its own callers first, within the bounds of
 // [WithLocalHandoffs].
 //
-// Anyone who may write the lock's keys, or publish to the clients' channels, can break the
-// lock. The package validates the syntax of what it reads from there, but does not
-// authenticate it.
+// Anyone who may write the lock's keys can break the lock. So can anyone who may publish to
+// the clients' channels and also learn the ids of requests, by reading those keys or by
+// subscribing to those channels. The package validates the syntax of what it reads from
+// there, but does not authenticate it.
 //
 // # Fencing
 //
@@ -134,8 +134,8 @@
 // must fix, and a lost lease is reported to the handler set by [WithLossHandler]. The
 // second consists of Do, LockContext and TryLockContext, which take a context and return
 // errors. LockContext and TryLockContext return a [Lease], which knows whether it is still
-// valid. Code that can stop halfway should use this second API, and pass Lease.Context to
-// its work. Do not drop the error of [Lease.Unlock]: it may be the only sign that another
+// valid. Code that can stop halfway should use this second API, and pass its work the context
+// of Do or of [Lease.With]. Do not drop the error of [Lease.Unlock]: it may be the only sign that another
 // process was in the critical section.
 //
 // As with sync.Mutex, a lock is not reentrant and is not tied to a goroutine. Unlocking a

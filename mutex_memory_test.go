@@ -124,7 +124,7 @@ func TestTryLockThatSucceedsSynchronizesLikeLock(t *testing.T) {
 	})
 }
 
-// A cancellation that crosses the hand-over leaves the lock to the next caller: no caller
+// A cancellation that crosses the hand-off leaves the lock to the next caller: no caller
 // enters twice, and none is forgotten.
 func TestACancellationThatCrossesTheHandoverKeepsTheOrder(t *testing.T) {
 	underTraffic(t, func(t *testing.T, c *Client) {
@@ -138,7 +138,7 @@ func TestACancellationThatCrossesTheHandoverKeepsTheOrder(t *testing.T) {
 				if i%2 == 0 {
 					go func() {
 						for range rand.IntN(200) {
-							_ = ctx.Err() // takes about as long as a hand-over
+							_ = ctx.Err() // takes about as long as a hand-off
 						}
 						cancel()
 					}()

@@ -20,7 +20,7 @@ import (
 )
 
 // What a client calls that its user wrote, and does not end, or panics, or closes the
-// client: nothing of the kind may stop renewals, the end of leases, or a hand-over.
+// client: nothing of the kind may stop renewals, the end of leases, or a hand-off.
 
 // usersCode is called in the middle of locks. Once armed, it does something unwise.
 type usersCode struct {
