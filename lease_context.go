@@ -26,8 +26,8 @@ func (l *Lease) Context() context.Context {
 // if the client was closed, and [context.Canceled] after Unlock or a call of the returned function.
 // Spans started with the context are children of the lease's span if ctx carries the span in
 // which LockContext was called. Call the returned function when the work is done: until then, or
-// until ctx ends, ctx keeps resources for it, even after the lease has ended. With panics if ctx is
-// nil.
+// until ctx ends, ctx keeps resources for it, even after the lease has ended. That does not unlock, and
+// neither does the end of ctx: call [Lease.Unlock] as well. With panics if ctx is nil.
 func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) {
 	l.made()
 	if ctx == nil {

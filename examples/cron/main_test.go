@@ -144,6 +144,38 @@ func TestAMachineThatWaitsCanTellWhetherAnotherOneHasRunTheJob(t *testing.T) {
 	})
 }
 
+// Three machines that were started two seconds apart try every six seconds each.
+func TestMachinesThatCountFromTheirOwnStartAreSpacedByTheMinimumHold(t *testing.T) {
+	const pause, minutes = 6 * time.Second, 10
+	for hold, want := range map[time.Duration]int{
+		pause / 2:      minutes * 15, // every four seconds
+		pause * 9 / 10: minutes * 10,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			server := leasedtest.NewServer(t)
+			var machines []*leased.Mutex
+			for range 3 {
+				machines = append(machines, server.Client().Mutex("cron:cleanup", leased.WithMinHold(hold)))
+			}
+			runs := 0
+			for tick := range minutes * 30 {
+				lock := machines[tick%3].TryLockContext
+				ran, err := once(t.Context(), lock, time.Now().Add(time.Second), cleanUp)
+				if err != nil {
+					t.Error(err)
+				}
+				if ran {
+					runs++
+				}
+				time.Sleep(pause / 3)
+			}
+			if runs != want {
+				t.Errorf("with a minimum hold of %v the job ran %d times, want %d", hold, runs, want)
+			}
+		})
+	}
+}
+
 // The owner that a minority of a quorum names has not got the lock.
 func TestAMinorityOfAQuorumDoesNotTellThatTheJobHasRun(t *testing.T) {
 	var servers []redis.UniversalClient

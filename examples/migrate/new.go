@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"log"
+	"sync"
 	"time"
 
 	"github.com/leasedmutex/leased"
@@ -34,4 +36,22 @@ func besideOld(ctx context.Context, locks *leased.Client, work func(context.Cont
 	workCtx, cancel := lease.With(ctx)
 	defer cancel()
 	return work(workCtx)
+}
+
+// lockWithCancel has the shape of rueidislock's WithContext: the lock is released by the function that it
+// returns, and by the end of ctx.
+func lockWithCancel(ctx context.Context, locks *leased.Client, name string) (context.Context, context.CancelFunc, error) {
+	lease, err := locks.Mutex(name).LockContext(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	work, cancel := lease.With(ctx)
+	release := sync.OnceFunc(func() {
+		cancel()
+		if err := lease.Unlock(); err != nil {
+			log.Print(err)
+		}
+	})
+	context.AfterFunc(work, release) // the end of ctx releases the lock, and so does a loss
+	return work, release, nil
 }
