@@ -109,10 +109,8 @@ func waiting(b *bench) error {
 			}
 		})
 	}
-	for n := int64(0); n < clients; time.Sleep(time.Millisecond) {
-		if n, err = b.rdb.ZCard(ctx, "x:{x}:queue").Result(); err != nil {
-			return err
-		}
+	if err := untilQueued(ctx, b.rdb, "x", clients, time.Millisecond); err != nil {
+		return err
 	}
 	time.Sleep(500 * time.Millisecond) // until subscriptions are confirmed, and each waiter has looked again
 	length := time.Duration(b.pick(10, 3)) * time.Second

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -182,6 +183,18 @@ func until(pause time.Duration, not string, done func() (bool, error)) error {
 	}
 }
 
+// untilQueued waits until n requests are in the queue of a lock.
+func untilQueued(ctx context.Context, rdb *redis.Client, lock string, n int, pause time.Duration) error {
+	keys, err := protocol.NewKeys("", lock)
+	if err != nil {
+		return err
+	}
+	return until(pause, "not all wait", func() (bool, error) {
+		waits, err := rdb.ZCard(ctx, keys.Queue()).Result()
+		return waits >= int64(n), err
+	})
+}
+
 // byWorkers does n things, as many at once as there are workers.
 func byWorkers(workers, n int, do func(i int) error) error {
 	errs := make([]error, workers)
@@ -273,23 +286,29 @@ func interruptions(ctx context.Context, rdb *redis.Client) int {
 // percentiles returns how long evalsha took, by the server's clock.
 func percentiles(ctx context.Context, rdb *redis.Client) (string, error) {
 	info, err := rdb.Info(ctx, "latencystats").Result()
+	if err != nil {
+		return "", err
+	}
 	for line := range strings.Lines(info) {
 		if text, ok := strings.CutPrefix(strings.TrimSpace(line), "latency_percentiles_usec_evalsha:"); ok {
 			return strings.ReplaceAll(text, ",", " "), nil
 		}
 	}
-	return "", err
+	return "", nil
 }
 
 // slowest returns the commands that took longer than slowlog-log-slower-than.
 func slowest(ctx context.Context, rdb *redis.Client) (took times, err error) {
 	logged, err := rdb.SlowLogGet(ctx, -1).Result()
+	if err != nil {
+		return nil, err
+	}
 	for _, l := range logged {
 		if len(l.Args) > 0 && strings.HasPrefix(strings.ToLower(l.Args[0]), "eval") {
 			took = append(took, l.Duration)
 		}
 	}
-	return took, err
+	return took, nil
 }
 
 // prober sends a server a PING every millisecond.

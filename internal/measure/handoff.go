@@ -79,11 +79,8 @@ func handoff(b *bench) error {
 		if err := other.tell("queue %s %d", name, clients); err != nil {
 			return 0, spent{}, err
 		}
-		for waits := int64(0); waits < int64(clients); {
-			time.Sleep(100 * time.Microsecond)
-			if waits, err = b.rdb.ZCard(ctx, fmt.Sprintf("%s:{%s}:queue", name, name)).Result(); err != nil {
-				return 0, spent{}, err
-			}
+		if err := untilQueued(ctx, b.rdb, name, clients, 100*time.Microsecond); err != nil {
+			return 0, spent{}, err
 		}
 		before, err := spend(ctx, b.rdb, "evalsha")
 		if err != nil {

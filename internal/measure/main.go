@@ -83,6 +83,11 @@ func main() {
 	mem := flag.String("memprofile", "", "write the heap profile of section many to `file`")
 	flag.Parse()
 	heapFile = *mem
+	some, err := chosen(*only)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
 	if *cpu != "" {
 		f, err := os.Create(*cpu)
 		if err == nil {
@@ -96,7 +101,7 @@ func main() {
 		defer pprof.StopCPUProfile()
 	}
 	began := time.Now()
-	for i, s := range chosen(*only) {
+	for i, s := range some {
 		if err := measure(s, *quick, i == 0); err != nil {
 			fmt.Printf("%s: not measured: %v\n", s.name, err)
 		}
@@ -112,17 +117,18 @@ func names() string {
 	return strings.Join(all, ", ")
 }
 
-func chosen(only string) []section {
+// chosen returns the sections that are listed in only, in the order in which they are run.
+func chosen(only string) ([]section, error) {
 	if only == "" {
-		return sections
+		return sections, nil
 	}
-	var some []section
-	for _, s := range sections {
-		if slices.Contains(strings.Split(only, ","), s.name) {
-			some = append(some, s)
+	listed := strings.Split(only, ",")
+	for _, name := range listed {
+		if !slices.ContainsFunc(sections, func(s section) bool { return s.name == name }) {
+			return nil, fmt.Errorf("-only: there is no section %q; there are %s", name, names())
 		}
 	}
-	return some
+	return slices.DeleteFunc(slices.Clone(sections), func(s section) bool { return !slices.Contains(listed, s.name) }), nil
 }
 
 func measure(s section, quick, first bool) error {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/pprof"
-	"sync"
 	"time"
 
 	"github.com/leasedmutex/leased"
@@ -20,29 +19,21 @@ var heapFile string
 // warm has c open as many connections as it will use at once, because their buffers are not part
 // of a lease.
 func warm(ctx context.Context, c *leased.Client, at int) error {
-	errs := make([]error, at)
-	var all sync.WaitGroup
-	for w := range errs {
-		all.Go(func() {
-			for i := 0; i < 100 && errs[w] == nil; i++ {
-				errs[w] = c.Mutex(fmt.Sprintf("warm:%d", w)).Do(ctx, func(context.Context) error { return nil })
-			}
-		})
-	}
-	all.Wait()
-	return errors.Join(errs...)
+	return byWorkers(at, 100*at, func(i int) error {
+		return c.Mutex(fmt.Sprintf("warm:%d", i%at)).Do(ctx, func(context.Context) error { return nil })
+	})
 }
 
 // many measures one client that holds ten thousand leases.
 func many(b *bench) error {
 	ctx := context.Background()
-	const leases, ttl = 10_000, 3 * time.Second
+	const leases, workers, ttl = 10_000, 8, 3 * time.Second
 	c, err := b.client(leased.WithTTL(ttl), leased.WithLossHandler(func(leased.LossEvent) {}))
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if err := warm(ctx, c, 8); err != nil {
+	if err := warm(ctx, c, workers); err != nil {
 		return err
 	}
 	names := make([]string, leases)
@@ -59,27 +50,21 @@ func many(b *bench) error {
 	}
 	goroutines, bytes := runtime.NumGoroutine(), heap()
 	began := time.Now()
-	var all sync.WaitGroup
-	errs := make([]error, 8)
-	for w := range errs {
-		all.Go(func() {
-			for i := w; i < leases && errs[w] == nil; i += len(errs) {
-				held[i], errs[w] = c.Mutex(names[i]).LockContext(ctx)
-			}
-		})
-	}
-	all.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
+	if err := byWorkers(workers, leases, func(i int) (err error) {
+		held[i], err = c.Mutex(names[i]).LockContext(ctx)
+		return err
+	}); err != nil {
+		return err
 	}
 	took := time.Since(began)
 	each := float64(heap()-bytes) / leases
 	if heapFile != "" {
-		if f, err := os.Create(heapFile); err == nil {
-			_ = pprof.WriteHeapProfile(f)
-			_ = f.Close()
+		f, err := os.Create(heapFile)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(pprof.WriteHeapProfile(f), f.Close()); err != nil {
+			return err
 		}
 	}
 	more := runtime.NumGoroutine() - goroutines
@@ -106,16 +91,7 @@ func many(b *bench) error {
 	b.rows.add("  renewals per second", fmt.Sprintf("%.0f", renewals), fmt.Sprintf("3 each TTL: %.0f", leases/ttl.Seconds()*3), "")
 	b.rows.add("  taking them", short(took), "", "")
 	began = time.Now()
-	for w := range errs {
-		all.Go(func() {
-			for i := w; i < leases; i += len(errs) {
-				if err := held[i].Unlock(); err != nil {
-					errs[w] = err
-				}
-			}
-		})
-	}
-	all.Wait()
+	err = byWorkers(workers, leases, func(i int) error { return held[i].Unlock() })
 	b.rows.add("  giving them back", short(time.Since(began)), "", "")
-	return errs[0]
+	return err
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// reading is what a reader/writer lock and its baseline have in common.
-type reading interface {
+// rwLocker is what a reader/writer lock and its baseline have in common.
+type rwLocker interface {
 	sync.Locker
 	RLock()
 	RUnlock()
@@ -32,7 +32,7 @@ func readTogether(b *bench) error {
 	ctx := context.Background()
 	const goroutines = 64
 	length := time.Duration(b.pick(1500, 400)) * time.Millisecond
-	read := func(rw reading) (n int64) {
+	read := func(rw rwLocker) (n int64) {
 		var total atomic.Int64
 		until := time.Now().Add(length)
 		var all sync.WaitGroup
@@ -84,7 +84,7 @@ func readAndWrite(b *bench) error {
 	ctx := context.Background()
 	const clients, goroutines, stay, every = 4, 4, 100 * time.Microsecond, 10 * time.Millisecond
 	length := time.Duration(b.pick(4000, 1000)) * time.Millisecond
-	run := func(writer reading, all []reading) (u sharedUse) {
+	run := func(writer rwLocker, all []rwLocker) (u sharedUse) {
 		until := time.Now().Add(length)
 		var mu sync.Mutex // guards u.reads and u.delays
 		var done sync.WaitGroup
@@ -117,7 +117,7 @@ func readAndWrite(b *bench) error {
 		done.Wait()
 		return u
 	}
-	var all []reading
+	var all []rwLocker
 	var made []*leased.Client
 	for range clients + 1 {
 		c, err := b.client()
@@ -137,7 +137,7 @@ func readAndWrite(b *bench) error {
 		return err
 	}
 	var rw sync.RWMutex
-	plain := run(&rw, []reading{&rw, &rw, &rw, &rw})
+	plain := run(&rw, []rwLocker{&rw, &rw, &rw, &rw})
 	rate := func(n int64) string { return fmt.Sprintf("%.0f", float64(n)/length.Seconds()) }
 	b.rows.add(fmt.Sprintf("%d clients read, %d goroutines each, another writes each %v: reads/s", clients, goroutines, every),
 		rate(got.reads), "sync.RWMutex "+rate(plain.reads), "")

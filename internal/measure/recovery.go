@@ -43,10 +43,8 @@ func killed(b *bench) error {
 			failed = err
 			entered <- at
 		}()
-		for n := int64(0); n < 1; time.Sleep(100 * time.Microsecond) {
-			if n, err = b.rdb.ZCard(ctx, "x:{x}:queue").Result(); err != nil {
-				return err
-			}
+		if err := untilQueued(ctx, b.rdb, "x", 1, 100*time.Microsecond); err != nil {
+			return err
 		}
 		left, err := b.rdb.PTTL(ctx, "x").Result()
 		if err != nil {

@@ -20,8 +20,11 @@ type spent struct {
 // spend returns what the server has spent on the named commands since it started. No script may
 // call one of them in the time that is measured, because Redis counts such calls, too.
 func spend(ctx context.Context, rdb *redis.Client, names ...string) (spent, error) {
-	var s spent
 	info, err := rdb.Info(ctx, "commandstats").Result()
+	if err != nil {
+		return spent{}, err
+	}
+	var s spent
 	for line := range strings.Lines(info) {
 		name, numbers, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "cmdstat_"), ":")
 		for _, wanted := range names {
@@ -36,7 +39,7 @@ func spend(ctx context.Context, rdb *redis.Client, names ...string) (spent, erro
 			s.time += time.Duration(us) * time.Microsecond
 		}
 	}
-	return s, err
+	return s, nil
 }
 
 func (s spent) sub(before spent) spent { return spent{s.calls - before.calls, s.time - before.time} }
@@ -51,6 +54,9 @@ func (s spent) each(n int) string {
 // processorTime returns the processor time that the server has used since it started.
 func processorTime(ctx context.Context, rdb *redis.Client) (used time.Duration, err error) {
 	info, err := rdb.Info(ctx, "cpu").Result()
+	if err != nil {
+		return 0, err
+	}
 	for line := range strings.Lines(info) {
 		name, text, _ := strings.Cut(strings.TrimSpace(line), ":")
 		if name == "used_cpu_user" || name == "used_cpu_sys" {
@@ -61,5 +67,5 @@ func processorTime(ctx context.Context, rdb *redis.Client) (used time.Duration, 
 			used += time.Duration(seconds * float64(time.Second))
 		}
 	}
-	return used, err
+	return used, nil
 }

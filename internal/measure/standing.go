@@ -37,10 +37,12 @@ func standing(b *bench) error {
 	if err != nil {
 		return err
 	}
-	for n := waiters; n > 100; time.Sleep(100 * time.Millisecond) { // otherwise the server refuses the next connections
-		if n, err = connected(ctx, rdb); err != nil {
-			return err
-		}
+	// Otherwise the server refuses the next connections.
+	if err := until(100*time.Millisecond, "the server has not seen all connections end", func() (bool, error) {
+		n, err := connected(ctx, rdb)
+		return n <= 100, err
+	}); err != nil {
+		return err
 	}
 
 	owner, err := b.client()
@@ -134,19 +136,25 @@ func connections(ctx context.Context, addr string, rdb *redis.Client, n int) (id
 	})
 	pinged, err := during(ctx, rdb, span)
 	done.Wait()
+	if err := errors.Join(err, failed); err != nil {
+		return 0, 0, err
+	}
 	ping = time.Duration((pinged.share()-u.share())*float64(span)) / time.Duration(max(1, pinged.calls["ping"]))
-	return u.share(), ping, errors.Join(err, failed)
+	return u.share(), ping, nil
 }
 
 // connected returns how many connections the server has.
 func connected(ctx context.Context, rdb *redis.Client) (n int, err error) {
 	info, err := rdb.Info(ctx, "clients").Result()
+	if err != nil {
+		return 0, err
+	}
 	for line := range strings.Lines(info) {
 		if text, ok := strings.CutPrefix(strings.TrimSpace(line), "connected_clients:"); ok {
 			return strconv.Atoi(text)
 		}
 	}
-	return 0, err
+	return 0, errors.New("the server does not say how many connections it has")
 }
 
 // used is what the server did in a period of time.
