@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/measure/figures"
 )
 
 // raw is the textbook lock: SET NX PX with a random value, and a script that
@@ -93,13 +95,13 @@ func cycle(b *bench) error {
 		}
 		for i := range kinds {
 			if round > 0 {
-				ratios[i] = append(ratios[i], ratio(mid[i], mid[0]))
+				ratios[i] = append(ratios[i], figures.Ratio(mid[i], mid[0]))
 			}
 		}
 	}
 	b.rows.add(kinds[0].what, all[0].String(), "", "")
 	for i := 1; i < len(kinds); i++ {
-		r := median(ratios[i])
+		r := figures.Median(ratios[i])
 		b.rows.add(kinds[i].what, all[i].String(), fmt.Sprintf("× %.3f raw", r), atMost("1.10", r <= 1.10))
 		n := float64(server[i].calls) / float64(rounds*block)
 		b.rows.add("  commands per cycle", fmt.Sprintf("%.3f", n), "2", "2: "+mark(n == 2))

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/measure/figures"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
@@ -216,7 +217,7 @@ func keeps(ctx context.Context, b *bench, rdb *redis.Client, what string, batch 
 	if err := errors.Join(rdb.Do(ctx, "SLOWLOG", "RESET").Err(), rdb.ConfigResetStat(ctx).Err()); err != nil {
 		return err
 	}
-	before, err := processorTime(ctx, rdb)
+	before, err := figures.ProcessorTime(ctx, rdb)
 	if err != nil {
 		return err
 	}
@@ -227,7 +228,7 @@ func keeps(ctx context.Context, b *bench, rdb *redis.Client, what string, batch 
 	if err != nil {
 		return err
 	}
-	after, err := processorTime(ctx, rdb)
+	after, err := figures.ProcessorTime(ctx, rdb)
 	if err != nil {
 		return err
 	}

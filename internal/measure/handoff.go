@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/measure/figures"
 )
 
 const rawChannel = "raw"
@@ -97,15 +98,15 @@ func (p *passer) pass(clients int) error {
 		}
 		if round > 0 {
 			messages, leasts, passes = append(messages, some...), append(leasts, bare...), append(passes, others...)
-			ratios = append(ratios, ratio(others.at(.5), some.at(.5)))
-			overLeast = append(overLeast, ratio(others.at(.5), bare.at(.5)))
+			ratios = append(ratios, figures.Ratio(others.at(.5), some.at(.5)))
+			overLeast = append(overLeast, figures.Ratio(others.at(.5), bare.at(.5)))
 		}
 	}
-	r := median(ratios)
+	r := figures.Median(ratios)
 	b.rows.add(fmt.Sprintf("to another process, %d waiting", clients), passes.String(),
 		fmt.Sprintf("PUBLISH %v, × %.2f", messages, r), atMost("1.35 (p50)", r <= 1.35))
-	b.rows.add("  beside the least script", "", fmt.Sprintf("%v, × %.2f", leasts, median(overLeast)), "")
-	n := median(calls)
+	b.rows.add("  beside the least script", "", fmt.Sprintf("%v, × %.2f", leasts, figures.Median(overLeast)), "")
+	n := figures.Median(calls)
 	b.rows.add("  script calls per hand-off", fmt.Sprintf("%.2f", n), "", "1: "+mark(n == 1))
 	b.rows.add("  inside the server, mean of all releases", scripts.each(int(scripts.calls)), publishes.each(int(publishes.calls)), "")
 	return nil

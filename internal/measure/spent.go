@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -49,23 +48,4 @@ func (s spent) add(more spent) spent { return spent{s.calls + more.calls, s.time
 // each is the time spent on each of n.
 func (s spent) each(n int) string {
 	return fmt.Sprintf("%.1fµs", float64(s.time.Nanoseconds())/1000/float64(max(n, 1)))
-}
-
-// processorTime returns the processor time that the server has used since it started.
-func processorTime(ctx context.Context, rdb *redis.Client) (used time.Duration, err error) {
-	info, err := rdb.Info(ctx, "cpu").Result()
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(info) {
-		name, text, _ := strings.Cut(strings.TrimSpace(line), ":")
-		if name == "used_cpu_user" || name == "used_cpu_sys" {
-			seconds, err := strconv.ParseFloat(text, 64)
-			if err != nil {
-				return 0, err
-			}
-			used += time.Duration(seconds * float64(time.Second))
-		}
-	}
-	return used, nil
 }

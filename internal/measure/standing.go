@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/measure/figures"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -174,7 +175,7 @@ func during(ctx context.Context, rdb *redis.Client, while time.Duration) (u used
 	look := func() (at time.Time, processor time.Duration, calls redistest.Tally, scripts spent) {
 		at = time.Now()
 		if err == nil {
-			processor, err = processorTime(ctx, rdb)
+			processor, err = figures.ProcessorTime(ctx, rdb)
 		}
 		if err == nil {
 			calls, err = redistest.Calls(ctx, rdb)

@@ -3,9 +3,10 @@ package main
 import (
 	"fmt"
 	"io"
-	"slices"
 	"text/tabwriter"
 	"time"
+
+	"github.com/leasedmutex/leased/internal/measure/figures"
 )
 
 // table is the result of a section.
@@ -30,14 +31,7 @@ func (t *table) print(w io.Writer) {
 type times []time.Duration
 
 // at returns the quantile q.
-func (t times) at(q float64) time.Duration {
-	if len(t) == 0 {
-		return 0
-	}
-	s := slices.Clone(t)
-	slices.Sort(s)
-	return s[min(len(s)-1, int(q*float64(len(s))))]
-}
+func (t times) at(q float64) time.Duration { return figures.Quantile(t, q) }
 
 func (t times) String() string {
 	return fmt.Sprintf("p50 %s p99 %s", short(t.at(.5)), short(t.at(.99)))
@@ -51,17 +45,6 @@ func short(d time.Duration) string {
 	}
 	return d.Round(unit).String()
 }
-
-func median(s []float64) float64 {
-	if len(s) == 0 {
-		return 0
-	}
-	s = slices.Clone(s)
-	slices.Sort(s)
-	return s[len(s)/2]
-}
-
-func ratio(a, b time.Duration) float64 { return float64(a) / float64(max(b, 1)) }
 
 func mark(met bool) string {
 	if met {

@@ -142,5 +142,5 @@ func pingTime(addr string) (time.Duration, error) {
 		}
 		times = append(times, time.Since(began))
 	}
-	return at(times, 50), nil
+	return percentile(times, 50), nil
 }

@@ -20,13 +20,14 @@ import (
 	"runtime"
 	"runtime/pprof"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/leasedmutex/leased/internal/measure/figures"
+	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -74,7 +75,7 @@ func (s *servers) start(n int) error {
 		rdb := in.Client()
 		s.all, s.rdbs, s.near = append(s.all, in), append(s.rdbs, rdb), append(s.near, in.Addr)
 		// The mark is old, so the server is not in quarantine and may vote.
-		if err := rdb.Set(context.Background(), "leased:quorum:mark", "1", 0).Err(); err != nil {
+		if err := rdb.Set(context.Background(), protocol.MarkKey(""), "1", 0).Err(); err != nil {
 			return err
 		}
 	}
@@ -90,16 +91,12 @@ func (s *servers) close() {
 	}
 }
 
-// cpu returns the processor time that the servers have used.
+// cpu returns the processor time that the servers have used. A server that does not answer
+// counts as one that used none.
 func (s *servers) cpu() (sum time.Duration) {
 	for _, rdb := range s.rdbs {
-		text, _ := rdb.Info(context.Background(), "cpu").Result()
-		for line := range strings.SplitSeq(text, "\r\n") {
-			k, v, _ := strings.Cut(line, ":")
-			if k == "used_cpu_sys" || k == "used_cpu_user" {
-				f, _ := strconv.ParseFloat(v, 64)
-				sum += time.Duration(f * float64(time.Second))
-			}
+		if used, err := figures.ProcessorTime(context.Background(), rdb); err == nil {
+			sum += used
 		}
 	}
 	return sum
@@ -236,14 +233,14 @@ func uncontended(s *servers) error {
 			for _, c := range cases {
 				n := len(c.both)
 				fmt.Printf("  round %d %-20s lock p50 %v p99 %v, cycle p50 %v, CPU of servers and client %v, of the servers %v, allocations %.0f\n", round+1, c.kind,
-					at(c.locks, 50), at(c.locks, 99), at(c.both, 50), (c.cpu / time.Duration(n)).Round(time.Microsecond), (c.served / time.Duration(n)).Round(time.Microsecond), float64(c.allocs)/float64(n))
+					percentile(c.locks, 50), percentile(c.locks, 99), percentile(c.both, 50), (c.cpu / time.Duration(n)).Round(time.Microsecond), (c.served / time.Duration(n)).Round(time.Microsecond), float64(c.allocs)/float64(n))
 			}
 			five, redsync, floor := cases[1], cases[2], cases[3]
-			lock = append(lock, ratio(at(five.locks, 50), at(redsync.locks, 50)))
-			cycle = append(cycle, ratio(at(five.both, 50), at(redsync.both, 50)))
-			cpu = append(cpu, ratio(five.cpu/time.Duration(len(five.both)), redsync.cpu/time.Duration(len(redsync.both))))
+			lock = append(lock, figures.Ratio(percentile(five.locks, 50), percentile(redsync.locks, 50)))
+			cycle = append(cycle, figures.Ratio(percentile(five.both, 50), percentile(redsync.both, 50)))
+			cpu = append(cpu, figures.Ratio(five.cpu/time.Duration(len(five.both)), redsync.cpu/time.Duration(len(redsync.both))))
 			for _, c := range []*contender{five, redsync} {
-				overFloor[c.kind] = append(overFloor[c.kind], ratio(at(c.both, 50), at(floor.both, 50)))
+				overFloor[c.kind] = append(overFloor[c.kind], figures.Ratio(percentile(c.both, 50), percentile(floor.both, 50)))
 				commands[c.kind] = append(commands[c.kind], float64(c.commands)/float64(len(c.both)*len(s.near)))
 			}
 			fmt.Printf("  round %d quorum, redsync = 1: lock %.2f, cycle %.2f, CPU %.2f\n", round+1, lock[round], cycle[round], cpu[round])
@@ -253,8 +250,8 @@ func uncontended(s *servers) error {
 		s.table.set("the same until `Lock` returns, "+way.name, s.distance, "%s", spread(lock))
 		if way.pause > 0 {
 			s.table.set("the same, processor time of client and servers", s.distance, "%s", spread(cpu))
-			s.table.set("the same as a multiple of an empty script on all servers; redsync", s.distance, "%.1f; %.1f", middle(overFloor[onQuorum]), middle(overFloor[byRedsync]))
-			s.table.set("commands that it runs on each server, within scripts or without; redsync", s.distance, "%.0f; %.0f", middle(commands[onQuorum]), middle(commands[byRedsync]))
+			s.table.set("the same as a multiple of an empty script on all servers; redsync", s.distance, "%.1f; %.1f", figures.Median(overFloor[onQuorum]), figures.Median(overFloor[byRedsync]))
+			s.table.set("commands that it runs on each server, within scripts or without; redsync", s.distance, "%.0f; %.0f", figures.Median(commands[onQuorum]), figures.Median(commands[byRedsync]))
 		}
 	}
 	return nil
@@ -288,8 +285,8 @@ func inOneProcess(s *servers) error {
 			pair[0].close()
 			pair[1].close()
 		}
-		single, five := at(times[0], 50), at(times[1], 50)
-		ratios = append(ratios, ratio(five, single))
+		single, five := percentile(times[0], 50), percentile(times[1], 50)
+		ratios = append(ratios, figures.Ratio(five, single))
 		fmt.Printf("  round %d p50: one server %v, quorum of five %v, %.2f times\n", round+1, single, five, float64(five)/float64(single))
 	}
 	s.table.set("hand-off between two clients of one process, as a multiple of one server's", s.distance, "%s", spread(ratios))
@@ -373,12 +370,7 @@ func contendedInOneProcess(s *servers) error {
 	return nil
 }
 
-func at(all []time.Duration, percent int) time.Duration {
-	slices.Sort(all)
-	if len(all) == 0 {
-		return 0
-	}
-	return all[len(all)*percent/100].Round(time.Microsecond)
+// percentile returns a percentile in whole microseconds.
+func percentile(all []time.Duration, percent int) time.Duration {
+	return figures.Quantile(all, float64(percent)/100).Round(time.Microsecond)
 }
-
-func ratio(a, b time.Duration) float64 { return float64(a) / float64(max(b, 1)) }

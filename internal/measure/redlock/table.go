@@ -65,9 +65,3 @@ func spread(all []float64) string {
 	s := slices.Sorted(slices.Values(all))
 	return fmt.Sprintf("%.2f (%.2f to %.2f)", s[len(s)/2], s[0], s[len(s)-1])
 }
-
-// middle returns the median.
-func middle[T float64 | time.Duration](all []T) T {
-	s := slices.Sorted(slices.Values(all))
-	return s[len(s)/2]
-}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/leasedmutex/leased/internal/measure/figures"
 )
 
 // A worker is this program, started once more: a process with one locker of each kind. It gets
@@ -195,12 +197,12 @@ func betweenProcesses(s *servers) error {
 		}
 		one, five := times[onOne], times[onQuorum]
 		fmt.Printf("  round %d one server p50 %v p99 %v, quorum of five p50 %v p99 %v: %.2f times at p50\n", round+1,
-			at(one, 50), at(one, 99), at(five, 50), at(five, 99), ratio(at(five, 50), at(one, 50)))
-		ratios = append(ratios, ratio(at(five, 50), at(one, 50)))
-		both = append(both, []time.Duration{at(five, 50), at(one, 50)})
+			percentile(one, 50), percentile(one, 99), percentile(five, 50), percentile(five, 99), figures.Ratio(percentile(five, 50), percentile(one, 50)))
+		ratios = append(ratios, figures.Ratio(percentile(five, 50), percentile(one, 50)))
+		both = append(both, []time.Duration{percentile(five, 50), percentile(one, 50)})
 	}
 	s.table.set("hand-off to a waiter in another process, as a multiple of one server's", s.distance, "%s", spread(ratios))
-	median := both[slices.Index(ratios, middle(ratios))]
+	median := both[slices.Index(ratios, figures.Median(ratios))]
 	s.table.set("the same; one server's", s.distance, "%s; %s", duration(median[0]), duration(median[1]))
 
 	fmt.Println("contended: 8 processes lock and unlock as fast as they can")
