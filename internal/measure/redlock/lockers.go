@@ -36,17 +36,18 @@ const (
 // server, and sent counts all commands that they have sent.
 var attempts, sent atomic.Int64
 
-type countAttempts struct{}
+// countCommands is a hook that counts them.
+type countCommands struct{}
 
-func (countAttempts) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (countAttempts) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (countCommands) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (countCommands) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		sent.Add(int64(len(cmds)))
 		return next(ctx, cmds)
 	}
 }
 
-func (countAttempts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (countCommands) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		sent.Add(1)
 		switch args := cmd.Args(); cmd.Name() {
@@ -70,7 +71,7 @@ func connectOptions(addr string) *redis.Options {
 
 func connect(addr string) *redis.Client {
 	rdb := redis.NewClient(connectOptions(addr))
-	rdb.AddHook(countAttempts{})
+	rdb.AddHook(countCommands{})
 	return rdb
 }
 

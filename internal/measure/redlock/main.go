@@ -114,6 +114,10 @@ func (s *servers) commands() (n int64) {
 }
 
 func measure() error {
+	some, err := chosen(*only)
+	if err != nil {
+		return err
+	}
 	if *profile != "" {
 		f, err := os.Create(*profile)
 		if err != nil {
@@ -138,46 +142,58 @@ func measure() error {
 		if err := s.at(d); err != nil {
 			return err
 		}
-		if err := s.measure(); err != nil {
-			return err
+		for _, p := range some {
+			if err := p.measure(s); err != nil {
+				return err
+			}
 		}
 	}
 	fmt.Printf("\n%v", &s.table)
 	return nil
 }
 
-// measure measures at one distance.
-func (s *servers) measure() error {
-	for _, part := range []struct {
-		name    string
-		measure func(*servers) error
-	}{
-		{"uncontended", uncontended},
-		{"handoff", inOneProcess},
-		{"contended", contendedInOneProcess},
-		{"processes", betweenProcesses},
-	} {
-		if !slices.Contains(strings.Split(*only, ","), part.name) {
-			continue
-		}
-		if err := part.measure(s); err != nil {
-			return err
+// part is one thing to measure.
+type part struct {
+	name    string
+	measure func(*servers) error
+}
+
+var parts = []part{
+	{"uncontended", uncontended},
+	{"handoff", inOneProcess},
+	{"contended", contendedInOneProcess},
+	{"processes", betweenProcesses},
+}
+
+// chosen returns the parts that are listed in only, in the order in which they are measured.
+func chosen(only string) ([]part, error) {
+	listed := strings.Split(only, ",")
+	for _, name := range listed {
+		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
+			return nil, fmt.Errorf("-only: there is no part %q; there are uncontended, handoff, contended, processes", name)
 		}
 	}
-	return nil
+	return slices.DeleteFunc(slices.Clone(parts), func(p part) bool { return !slices.Contains(listed, p.name) }), nil
+}
+
+// contender is a lock that nobody else wants, and what it has cost in a round.
+type contender struct {
+	kind        string
+	l           locker
+	locks, both []time.Duration // until Lock returned, and until Unlock did
+	allocs      uint64
+	cpu, served time.Duration // of servers and client, and of the servers alone
+	commands    int64
 }
 
 // uncontended measures a lock that nobody else wants: locked again at once, and after a pause.
 func uncontended(s *servers) error {
-	type contender struct {
-		kind        string
-		l           locker
-		locks, both []time.Duration
-		allocs      uint64
-		cpu, served time.Duration // of servers and client, and of the servers alone
-		commands    int64
-	}
 	var cases []*contender
+	defer func() {
+		for _, c := range cases {
+			c.l.close()
+		}
+	}()
 	for _, kind := range []string{onOne, onQuorum, byRedsync} {
 		l, err := open(kind, "free:"+kind, s.addrs)
 		if err != nil {
@@ -186,75 +202,78 @@ func uncontended(s *servers) error {
 		cases = append(cases, &contender{kind: kind, l: l})
 	}
 	cases = append(cases, &contender{kind: "floor: EVALSHA", l: openFloor(s.addrs)})
-	defer func() {
-		for _, c := range cases {
-			c.l.close()
-		}
-	}()
 	for _, c := range cases { // makes the connections
 		for range 50 {
 			c.l.lock()()
 		}
 	}
-	for _, way := range []struct {
-		name  string
-		pause time.Duration
-	}{{"1 ms apart", time.Millisecond}, {"one after the other", 0}} {
-		fmt.Printf("uncontended, one client locks and unlocks, %s\n", way.name)
-		var lock, cycle, cpu []float64
-		overFloor, commands := map[string][]float64{}, map[string][]float64{}
-		for round := range 3 {
-			for _, c := range cases {
-				c.locks, c.both, c.allocs, c.cpu, c.served, c.commands = nil, nil, 0, 0, 0, 0
-			}
-			// In turns, so that whatever else the machine does affects all.
-			for until := time.Now().Add(time.Duration(*seconds * float64(time.Second))); time.Now().Before(until); {
-				for _, c := range cases {
-					var before, after runtime.MemStats
-					runtime.ReadMemStats(&before)
-					own, spent, ran := ownCPU(), s.cpu(), s.commands()
-					for range 50 {
-						time.Sleep(way.pause)
-						began := time.Now()
-						unlock := c.l.lock()
-						c.locks = append(c.locks, time.Since(began))
-						unlock()
-						c.both = append(c.both, time.Since(began))
-					}
-					time.Sleep(time.Millisecond) // until commands that the last cycle did not wait for have ended
-					c.commands += s.commands() - ran
-					spent = s.cpu() - spent
-					c.served += spent
-					c.cpu += spent + ownCPU() - own
-					runtime.ReadMemStats(&after)
-					c.allocs += after.Mallocs - before.Mallocs
-				}
-			}
-			for _, c := range cases {
-				n := len(c.both)
-				fmt.Printf("  round %d %-20s lock p50 %v p99 %v, cycle p50 %v, CPU of servers and client %v, of the servers %v, allocations %.0f\n", round+1, c.kind,
-					percentile(c.locks, 50), percentile(c.locks, 99), percentile(c.both, 50), (c.cpu / time.Duration(n)).Round(time.Microsecond), (c.served / time.Duration(n)).Round(time.Microsecond), float64(c.allocs)/float64(n))
-			}
-			five, redsync, floor := cases[1], cases[2], cases[3]
-			lock = append(lock, figures.Ratio(percentile(five.locks, 50), percentile(redsync.locks, 50)))
-			cycle = append(cycle, figures.Ratio(percentile(five.both, 50), percentile(redsync.both, 50)))
-			cpu = append(cpu, figures.Ratio(five.cpu/time.Duration(len(five.both)), redsync.cpu/time.Duration(len(redsync.both))))
-			for _, c := range []*contender{five, redsync} {
-				overFloor[c.kind] = append(overFloor[c.kind], figures.Ratio(percentile(c.both, 50), percentile(floor.both, 50)))
-				commands[c.kind] = append(commands[c.kind], float64(c.commands)/float64(len(c.both)*len(s.near)))
-			}
-			fmt.Printf("  round %d quorum, redsync = 1: lock %.2f, cycle %.2f, CPU %.2f\n", round+1, lock[round], cycle[round], cpu[round])
-		}
-		row := "lock and unlock a free lock " + way.name
-		s.table.set(row+", redsync = 1", s.distance, "%s", spread(cycle))
-		s.table.set("the same until `Lock` returns, "+way.name, s.distance, "%s", spread(lock))
-		if way.pause > 0 {
-			s.table.set("the same, processor time of client and servers", s.distance, "%s", spread(cpu))
-			s.table.set("the same as a multiple of an empty script on all servers; redsync", s.distance, "%.1f; %.1f", figures.Median(overFloor[onQuorum]), figures.Median(overFloor[byRedsync]))
-			s.table.set("commands that it runs on each server, within scripts or without; redsync", s.distance, "%.0f; %.0f", figures.Median(commands[onQuorum]), figures.Median(commands[byRedsync]))
-		}
-	}
+	s.free(cases, "1 ms apart", time.Millisecond)
+	s.free(cases, "one after the other", 0)
 	return nil
+}
+
+// free measures three rounds with a pause before each lock, and fills the table's rows of them.
+func (s *servers) free(cases []*contender, way string, pause time.Duration) {
+	fmt.Printf("uncontended, one client locks and unlocks, %s\n", way)
+	five, redsync, floor := cases[1], cases[2], cases[3]
+	var lock, cycle, cpu []float64
+	overFloor, commands := map[string][]float64{}, map[string][]float64{}
+	for round := range 3 {
+		for _, c := range cases {
+			*c = contender{kind: c.kind, l: c.l}
+		}
+		// In turns, so that whatever else the machine does affects all.
+		for until := time.Now().Add(time.Duration(*seconds * float64(time.Second))); time.Now().Before(until); {
+			for _, c := range cases {
+				c.run(s, 50, pause)
+			}
+		}
+		for _, c := range cases {
+			n := time.Duration(len(c.both))
+			fmt.Printf("  round %d %-20s lock p50 %v p99 %v, cycle p50 %v, CPU of servers and client %v, of the servers %v, allocations %.0f\n",
+				round+1, c.kind, percentile(c.locks, 50), percentile(c.locks, 99), percentile(c.both, 50),
+				(c.cpu / n).Round(time.Microsecond), (c.served / n).Round(time.Microsecond), float64(c.allocs)/float64(n))
+		}
+		lock = append(lock, figures.Ratio(percentile(five.locks, 50), percentile(redsync.locks, 50)))
+		cycle = append(cycle, figures.Ratio(percentile(five.both, 50), percentile(redsync.both, 50)))
+		cpu = append(cpu, figures.Ratio(five.cpu/time.Duration(len(five.both)), redsync.cpu/time.Duration(len(redsync.both))))
+		for _, c := range []*contender{five, redsync} {
+			overFloor[c.kind] = append(overFloor[c.kind], figures.Ratio(percentile(c.both, 50), percentile(floor.both, 50)))
+			commands[c.kind] = append(commands[c.kind], float64(c.commands)/float64(len(c.both)*len(s.near)))
+		}
+		fmt.Printf("  round %d quorum, redsync = 1: lock %.2f, cycle %.2f, CPU %.2f\n", round+1, lock[round], cycle[round], cpu[round])
+	}
+	s.table.set("lock and unlock a free lock "+way+", redsync = 1", s.distance, "%s", spread(cycle))
+	s.table.set("the same until `Lock` returns, "+way, s.distance, "%s", spread(lock))
+	if pause > 0 {
+		s.table.set("the same, processor time of client and servers", s.distance, "%s", spread(cpu))
+		s.table.set("the same as a multiple of an empty script on all servers; redsync", s.distance, "%.1f; %.1f",
+			figures.Median(overFloor[onQuorum]), figures.Median(overFloor[byRedsync]))
+		s.table.set("commands that it runs on each server, within scripts or without; redsync", s.distance, "%.0f; %.0f",
+			figures.Median(commands[onQuorum]), figures.Median(commands[byRedsync]))
+	}
+}
+
+// run locks and unlocks n times with a pause before each, and adds what that costs.
+func (c *contender) run(s *servers, n int, pause time.Duration) {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	own, spent, ran := ownCPU(), s.cpu(), s.commands()
+	for range n {
+		time.Sleep(pause)
+		began := time.Now()
+		unlock := c.l.lock()
+		c.locks = append(c.locks, time.Since(began))
+		unlock()
+		c.both = append(c.both, time.Since(began))
+	}
+	time.Sleep(time.Millisecond) // until commands that the last cycle did not wait for have ended
+	c.commands += s.commands() - ran
+	spent = s.cpu() - spent
+	c.served += spent
+	c.cpu += spent + ownCPU() - own
+	runtime.ReadMemStats(&after)
+	c.allocs += after.Mallocs - before.Mallocs
 }
 
 // inOneProcess measures hand-offs between two clients of this process.

@@ -47,6 +47,8 @@ type answer struct {
 
 type worker struct{ *child }
 
+// startWorker returns a worker that is ready. With an error, too, it may return one, which has
+// been started and has to be ended.
 func startWorker(r role) (*worker, error) {
 	c, err := startChild(workerVariable, r)
 	if err != nil {
