@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 const (
@@ -33,7 +35,7 @@ var leakChecks atomic.Int64
 //
 //   - a goroutine with a function of this module on its stack,
 //   - a key under prefix that never expires, except those named in lasting and the mark
-//     of a quorum's server,
+//     of a quorum's server whose locks have that prefix,
 //   - a pub/sub channel that starts with prefix and has a subscriber.
 //
 // Anything that is about to go is given time to go.
@@ -151,7 +153,7 @@ func leakedKeys(rdb redis.UniversalClient, prefix string, lasting []string) erro
 		if err != nil {
 			return fmt.Errorf("redistest: PTTL %s: %w", k, err)
 		}
-		if left == -1 && !may[k] && !strings.HasSuffix(k, "leased:quorum:mark") { // -1: no expiry; -2: gone meanwhile, which is fine
+		if left == -1 && !may[k] && k != protocol.MarkKey(prefix) { // -1: no expiry; -2: gone meanwhile, which is fine
 			leaked = append(leaked, k)
 		}
 	}

@@ -42,7 +42,7 @@ func TestCheckLeaksFindsWhatIsLeftBehind(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		for _, want := range []string{"TestCheckLeaksFindsWhatIsLeftBehind", s.Prefix + "for-ever", s.Prefix + "inbox"} {
+		for _, want := range []string{"goroutines left behind", s.Prefix + "for-ever", s.Prefix + "inbox"} {
 			if !strings.Contains(said, want) {
 				t.Errorf("%q is missing in:\n%s", want, said)
 			}
@@ -86,8 +86,12 @@ func TestCheckLeaksWaitsForAGoroutineThatIsAboutToGo(t *testing.T) {
 }
 
 func TestCheckLeaksDoesNotBlameOtherTests(t *testing.T) {
-	stop := make(chan struct{})
-	defer close(stop)
-	go func() { <-stop }()
+	stop, running := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(stop) }) // after CheckLeaks has looked
+	go func() {                       // ended by the cleanup, waited for by nobody
+		close(running)
+		<-stop
+	}()
+	<-running
 	CheckLeaks(t, nil, "")
 }
