@@ -36,17 +36,11 @@ func NewCluster(tb testing.TB, args ...string) *Cluster {
 	program := need(tb)
 	c := &Cluster{tb: tb}
 	for range 2 * masters {
-		in, err := startAs(plan{program: program, dir: tb.TempDir(), port: clusterPort, args: func(port int) ([]string, error) {
+		c.Nodes = append(c.Nodes, startFor(tb, plan{program: program, dir: tb.TempDir(), port: clusterPort, args: func(port int) ([]string, error) {
 			own := append(usualArgs(port), "--cluster-enabled", "yes", "--cluster-node-timeout", "1500",
 				"--repl-diskless-sync-delay", "0", "--cluster-allow-replica-migration", "no")
 			return append(own, args...), nil
-		}})
-		if err != nil {
-			tb.Fatal(err)
-		}
-		in.tb = tb
-		tb.Cleanup(in.Close)
-		c.Nodes = append(c.Nodes, in)
+		}}))
 	}
 	first := c.Nodes[0]
 	for i, in := range c.Nodes {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -22,8 +23,9 @@ type Deployment struct {
 	// Admin returns a client without restrictions, closed in tb's cleanup.
 	Admin func(tb testing.TB) redis.UniversalClient
 	// Connect returns a client for the code under test, closed in tb's cleanup. The given
-	// functions may change its options. Connect skips tb if they change what only makes
-	// sense for a connection to a single server, and there are several servers.
+	// functions may change its options. If there are several servers, they may change only the
+	// options in carried; Connect skips tb if they change what makes sense only for a connection
+	// to a single server, and fails it if they change something else.
 	Connect func(tb testing.TB, change ...func(*redis.Options)) redis.UniversalClient
 	// prefix precedes the prefix that Prefix returns.
 	prefix string
@@ -88,20 +90,15 @@ func deploy(tb testing.TB, name string, rights []string) *Deployment {
 	case "cluster":
 		c := NewCluster(host)
 		connect := func(tb testing.TB, change ...func(*redis.Options)) redis.UniversalClient {
-			o := changed(tb, Options(c.Nodes[0].Addr), change)
-			return c.NewClient(tb, func(all *redis.ClusterOptions) {
-				all.ContextTimeoutEnabled = o.ContextTimeoutEnabled
-				all.ReadTimeout, all.PoolSize, all.MaxRetries = o.ReadTimeout, o.PoolSize, o.MaxRetries
-			})
+			return c.NewClient(tb, func(all *redis.ClusterOptions) { carry(tb, Options(c.Nodes[0].Addr), change, all) })
 		}
 		return &Deployment{Name: name, Addr: c.Nodes[0].Addr, Connect: connect,
 			Admin: func(tb testing.TB) redis.UniversalClient { return connect(tb) }}
 	case "sentinel":
 		s := NewSentinels(host)
 		connect := func(tb testing.TB, change ...func(*redis.Options)) redis.UniversalClient {
-			o, all := changed(tb, Options(s.Nodes[0].Addr), change), s.FailoverOptions()
-			all.ContextTimeoutEnabled = o.ContextTimeoutEnabled
-			all.ReadTimeout, all.PoolSize, all.MaxRetries = o.ReadTimeout, o.PoolSize, o.MaxRetries
+			all := s.FailoverOptions()
+			carry(tb, Options(s.Nodes[0].Addr), change, all)
 			rdb := redis.NewFailoverClient(all)
 			tb.Cleanup(func() { _ = rdb.Close() })
 			return rdb
@@ -135,17 +132,45 @@ func deploy(tb testing.TB, name string, rights []string) *Deployment {
 	return nil
 }
 
-// changed applies the changes to o. It skips tb if a change makes no sense with several servers.
-func changed(tb testing.TB, o *redis.Options, change []func(*redis.Options)) *redis.Options {
+var (
+	// carried names the options that a client of several servers can take over from a client of one.
+	carried = []string{"ContextTimeoutEnabled", "ReadTimeout", "PoolSize", "MaxRetries"}
+
+	// ofOneServer names those that make no sense with several servers.
+	ofOneServer = []string{"Addr", "Limiter", "Dialer"}
+)
+
+// carry applies the changes to the options of a client of one server, and carries them over to
+// those of a client of several, a pointer to which is all.
+func carry(tb testing.TB, one *redis.Options, change []func(*redis.Options), all any) {
 	tb.Helper()
-	addr, dials := o.Addr, o.Dialer != nil
+	before := *one
 	for _, f := range change {
-		f(o)
+		f(one)
 	}
-	if o.Addr != addr || o.Limiter != nil || dials != (o.Dialer != nil) {
-		tb.Skip("redistest: about one server's connection")
+	was, is, to := reflect.ValueOf(before), reflect.ValueOf(*one), reflect.ValueOf(all).Elem()
+	for i := range is.NumField() {
+		name := is.Type().Field(i).Name
+		switch {
+		case !is.Type().Field(i).IsExported(): // go-redis's own
+		case slices.Contains(carried, name):
+			to.FieldByName(name).Set(is.Field(i))
+		case same(was.Field(i), is.Field(i)):
+		case slices.Contains(ofOneServer, name):
+			tb.Skip("redistest: about one server's connection")
+		default:
+			tb.Fatalf("redistest: the option %s is not carried over to several servers", name)
+		}
 	}
-	return o
+}
+
+// same reports whether an option is unchanged. A function counts as another one only beside nil,
+// because functions cannot be compared.
+func same(a, b reflect.Value) bool {
+	if a.Kind() == reflect.Func {
+		return a.IsNil() == b.IsNil()
+	}
+	return reflect.DeepEqual(a.Interface(), b.Interface())
 }
 
 // host is the testing.TB of everything that the tests of a process share. A failure panics.

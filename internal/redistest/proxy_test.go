@@ -173,9 +173,9 @@ func TestProxyLeavesNoGoroutines(t *testing.T) {
 }
 
 func TestProxyToNowhereClosesConnections(t *testing.T) {
-	port := NewProxy(t, "127.0.0.1:1") // nobody listens on port 1
-	if err := through(t, port, once).Ping(t.Context()).Err(); err == nil {
+	p := NewProxy(t, "127.0.0.1:1") // nobody listens on port 1
+	if err := through(t, p, once).Ping(t.Context()).Err(); err == nil {
 		t.Error("somebody answered")
 	}
-	eventually(t, "no connection is left", func() bool { return port.Conns() == 0 })
+	eventually(t, "no connection is left", func() bool { return p.Conns() == 0 })
 }

@@ -23,6 +23,11 @@ func (s *spy) Helper()           {}
 func (s *spy) Name() string      { return s.name }
 func (s *spy) Cleanup(f func())  { s.cleanups = append(s.cleanups, f) }
 func (s *spy) Error(args ...any) { s.said = append(s.said, fmt.Sprint(args...)) }
+func (s *spy) Skip(args ...any)  { s.said = append(s.said, "skipped: "+fmt.Sprint(args...)) }
+
+func (s *spy) Fatalf(format string, args ...any) {
+	s.said = append(s.said, fmt.Sprintf(format, args...))
+}
 
 func (s *spy) finish() {
 	for i := len(s.cleanups) - 1; i >= 0; i-- {

@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -55,7 +56,7 @@ func (r *Replication) Primary() *Instance {
 			found = in
 		}
 		if found == nil {
-			return fmt.Errorf("no node is")
+			return errors.New("no node is")
 		}
 		return nil
 	})
@@ -120,14 +121,14 @@ func (in *Instance) awaitSync() {
 	in.helper()
 	await(in.tb, in.Addr+" in step with its primary", func() error {
 		if in.role() != "slave" {
-			return fmt.Errorf("it is not a replica")
+			return errors.New("it is not a replica")
 		}
 		info, err := in.ask("INFO", "replication")
 		if err != nil {
 			return err
 		}
 		if text := fmt.Sprint(info); !strings.Contains(text, "master_link_status:up") || strings.Contains(text, "master_sync_in_progress:1") {
-			return fmt.Errorf("link down, or copying")
+			return errors.New("link down, or copying")
 		}
 		return nil
 	})

@@ -32,7 +32,7 @@ func NewSentinels(tb testing.TB, args ...string) *Sentinels {
 	host, port, _ := net.SplitHostPort(s.Nodes[0].Addr)
 	for range 3 {
 		dir := tb.TempDir()
-		in, err := startAs(plan{program: program, dir: dir, args: func(own int) ([]string, error) {
+		s.Watchers = append(s.Watchers, startFor(tb, plan{program: program, dir: dir, args: func(own int) ([]string, error) {
 			file := filepath.Join(dir, "sentinel.conf")
 			text := fmt.Sprintf(`port %d
 bind 127.0.0.1
@@ -43,13 +43,7 @@ sentinel failover-timeout %[2]s 5000
 sentinel parallel-syncs %[2]s 2
 `, own, sentinelName, host, port)
 			return []string{file, "--sentinel"}, os.WriteFile(file, []byte(text), 0o600)
-		}})
-		if err != nil {
-			tb.Fatal(err)
-		}
-		in.tb = tb
-		tb.Cleanup(in.Close)
-		s.Watchers = append(s.Watchers, in)
+		}}))
 	}
 	for _, in := range s.Watchers {
 		await(tb, "the sentinels know each other and the replicas", func() error {

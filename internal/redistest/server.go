@@ -48,14 +48,7 @@ type Instance struct {
 // LEASED_REQUIRE_REDIS=1.
 func Server(tb testing.TB, args ...string) *Instance {
 	tb.Helper()
-	program := need(tb)
-	in, err := start(program, tb.TempDir(), args)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	in.tb = tb
-	tb.Cleanup(in.Close)
-	return in
+	return startFor(tb, usual(need(tb), tb.TempDir(), args))
 }
 
 // Start is [Server] for programs that have no testing.TB. The caller must call Close.
@@ -68,7 +61,7 @@ func Start(args ...string) (*Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	in, err := start(program, dir, args)
+	in, err := startAs(usual(program, dir, args))
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -125,16 +118,35 @@ type plan struct {
 	port    func() (int, error) // nil means FreePort
 	args    func(port int) ([]string, error)
 	tls     *tls.Config
+	// lacking reports whether an error says that the program cannot do what the test needs, so that
+	// the test is skipped. nil means that there is no such error.
+	lacking func(error) bool
 }
 
-func start(program, dir string, args []string) (*Instance, error) {
+// usual is the plan of a server with the usual arguments, and more.
+func usual(program, dir string, args []string) plan {
 	p := plan{program: program, dir: dir, args: func(port int) ([]string, error) {
 		return append(usualArgs(port), args...), nil
 	}}
 	if slices.Contains(args, "--cluster-enabled") { // its bus listens, too
 		p.port = clusterPort
 	}
-	return startAs(p)
+	return p
+}
+
+// startFor starts a server for tb, and ends it in tb's cleanup.
+func startFor(tb testing.TB, p plan) *Instance {
+	tb.Helper()
+	in, err := startAs(p)
+	if err != nil {
+		if p.lacking != nil && p.lacking(err) {
+			tb.Skip(err)
+		}
+		tb.Fatal(err)
+	}
+	in.tb = tb
+	tb.Cleanup(in.Close)
+	return in
 }
 
 // usualArgs makes a server listen on one loopback port and keep nothing on disk.
