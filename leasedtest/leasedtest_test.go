@@ -173,12 +173,7 @@ func TestWithoutAServerALeaseEndsByTheLocalClock(t *testing.T) {
 		if _, took := after(t, lease.Context().Done()); took >= ttl || took < ttl/2 {
 			t.Errorf("the lease lasted %v, with a TTL of %v", took, ttl)
 		}
-		if cause := context.Cause(lease.Context()); !errors.Is(cause, leased.ErrLeaseLost) {
-			t.Errorf("the lease's context ended with %v", cause)
-		}
-		if err := lease.Unlock(); !errors.Is(err, leased.ErrLeaseLost) {
-			t.Errorf("Unlock returned %v", err)
-		}
+		lost(t, lease)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		if _, err := owner.Mutex("lock").LockContext(ctx); !errors.Is(err, context.DeadlineExceeded) {

@@ -106,18 +106,20 @@ func (c *child) hear(word string) []string {
 	}
 }
 
-// kill kills the child and returns when the server has read everything that the child ever
+// kill kills the child and returns when the servers have read everything that the child ever
 // sent: a renewal sent just before the signal would otherwise restart the TTL later.
-func (c *child) kill(rdb *redis.Client) {
+func (c *child) kill(rdbs ...*redis.Client) {
 	c.t.Helper()
 	c.signal(syscall.SIGKILL)
 	for range c.lines { // until the child is dead
 	}
 	name := " name=" + connectionName(c.cmd.Process.Pid) + " "
-	eventually(c.t, "the end of the child's connections", func() bool {
-		list, err := rdb.ClientList(c.t.Context()).Result()
-		return err == nil && !strings.Contains(list, name)
-	})
+	for _, rdb := range rdbs {
+		eventually(c.t, "the end of the child's connections", func() bool {
+			list, err := rdb.ClientList(c.t.Context()).Result()
+			return err == nil && !strings.Contains(list, name)
+		})
+	}
 }
 
 // connectionName is the name of a child's connections in the server's client list.
@@ -163,7 +165,7 @@ var roles = map[string]func(*actor) error{}
 func play(role string) int {
 	ttl, err := time.ParseDuration(os.Getenv(ttlVariable))
 	if err != nil {
-		return say("failed %v", err)
+		return fail(err)
 	}
 	o := redistest.Options(os.Getenv(addrVariable))
 	o.ClientName = connectionName(os.Getpid())
@@ -173,21 +175,27 @@ func play(role string) int {
 	client, err := leased.New(rdb, leased.WithKeyPrefix(prefix), leased.WithTTL(ttl),
 		leased.WithReleaseTimeout(patience), leased.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
-		return say("failed %v", err)
+		return fail(err)
 	}
 	a := &actor{client: client, rdb: rdb, prefix: prefix, commands: bufio.NewScanner(os.Stdin)}
 	if err := roles[role](a); err != nil {
-		return say("failed %v", err)
+		return fail(err)
 	}
 	if err := client.Close(); err != nil && !a.ended {
-		return say("failed %v", err)
+		return fail(err)
 	}
 	say("bye")
 	return 0
 }
 
-func say(format string, args ...any) int {
+// say sends the parent a line.
+func say(format string, args ...any) {
 	fmt.Println(strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " "))
+}
+
+// fail tells the parent why the child ends, and returns the child's exit status.
+func fail(err error) int {
+	say("failed %v", err)
 	return 1
 }
 

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -73,17 +72,12 @@ func TestThreeWaitersKilledInAClustersQueueCostTheFourthSomeSeconds(t *testing.T
 	}
 	got := wait(within(t, time.Minute), fourth.Mutex("x"))
 	queued(t, holder, "x", 4)
+	var nodes []*redis.Client
+	for _, in := range c.Nodes {
+		nodes = append(nodes, in.Client())
+	}
 	for _, one := range dead {
-		one.signal(syscall.SIGKILL)
-		for range one.lines { // until the child is dead
-		}
-		name := " name=" + connectionName(one.cmd.Process.Pid) + " "
-		for _, in := range c.Nodes { // and until all that it had sent has been read
-			eventually(t, "the end of its connections", func() bool {
-				list, err := in.Client().ClientList(t.Context()).Result()
-				return err == nil && !strings.Contains(list, name)
-			})
-		}
+		one.kill(nodes...)
 	}
 
 	strain, began := redistest.NewStrain(t), time.Now()

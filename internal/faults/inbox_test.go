@@ -211,7 +211,7 @@ func TestASlowSubscriberHoldsUpNobodyAndFindsItsWayBack(t *testing.T) {
 	var inbox string
 	eventually(t, "the child's inbox", func() bool {
 		for _, channel := range rdb.PubSubChannels(ctx, "*").Val() {
-			if strings.HasSuffix(channel, slowOwner(t, c)) {
+			if strings.HasSuffix(channel, headOfQueue(t, c)) {
 				inbox = channel
 			}
 		}
@@ -247,8 +247,8 @@ func TestASlowSubscriberHoldsUpNobodyAndFindsItsWayBack(t *testing.T) {
 	nothingLeft(t, c, "x")
 }
 
-// slowOwner returns the label of the process at the head of the queue.
-func slowOwner(t *testing.T, c *leased.Client) string {
+// headOfQueue returns the label of the process at the head of the queue.
+func headOfQueue(t *testing.T, c *leased.Client) string {
 	t.Helper()
 	info, err := c.Inspect(t.Context(), "x")
 	if err != nil || len(info.Waiting) == 0 {
