@@ -23,9 +23,20 @@ CREATE TABLE sale (
 	item  text NOT NULL
 );`
 
-// recipe says how an item is read and written under a lease. $1 is the item in all statements;
-// arguments says what the other parameters are.
-type recipe struct{ read, write string }
+// recipe says how an item is read and written under a lease, and which of the values are the
+// parameters of the two statements.
+type recipe struct {
+	read, write         string
+	readWith, writeWith func(values) []any
+}
+
+// values are what a statement can use: the item, the lease's token, the stock that is written,
+// and the one that was read.
+type values struct {
+	item        string
+	token       uint64
+	stock, seen int64
+}
 
 // recipes has what to do (first-access, as-read) and what not to do.
 var recipes = map[string]recipe{
@@ -39,6 +50,8 @@ var recipes = map[string]recipe{
 		write: `
 			UPDATE item SET stock = $3 WHERE id = $1 AND token = $2
 		`,
+		readWith:  func(v values) []any { return []any{v.item, v.token} },
+		writeWith: func(v values) []any { return []any{v.item, v.token, v.stock} },
 	},
 	"as-read": {
 		// No token: the write is conditional on the row as it was read.
@@ -48,6 +61,8 @@ var recipes = map[string]recipe{
 		write: `
 			UPDATE item SET stock = $2 WHERE id = $1 AND stock = $3
 		`,
+		readWith:  func(v values) []any { return []any{v.item} },
+		writeWith: func(v values) []any { return []any{v.item, v.stock, v.seen} },
 	},
 	"write-only": {
 		// Wrong: the read presents nothing, and the write accepts any token that is not older.
@@ -57,6 +72,8 @@ var recipes = map[string]recipe{
 		write: `
 			UPDATE item SET stock = $3, token = $2 WHERE id = $1 AND token <= $2
 		`,
+		readWith:  func(v values) []any { return []any{v.item} },
+		writeWith: func(v values) []any { return []any{v.item, v.token, v.stock} },
 	},
 	"none": {
 		// Wrong: whoever believes that it holds the lock may write.
@@ -66,21 +83,9 @@ var recipes = map[string]recipe{
 		write: `
 			UPDATE item SET stock = $2 WHERE id = $1
 		`,
+		readWith:  func(v values) []any { return []any{v.item} },
+		writeWith: func(v values) []any { return []any{v.item, v.stock} },
 	},
-}
-
-// arguments says which of a recipe's parameters its statements use.
-func arguments(name, item string, token uint64, stock, seen int64) (read, write []any) {
-	switch name {
-	case "first-access":
-		return []any{item, token}, []any{item, token, stock}
-	case "as-read":
-		return []any{item}, []any{item, stock, seen}
-	case "write-only":
-		return []any{item}, []any{item, token, stock}
-	default:
-		return []any{item}, []any{item, stock}
-	}
 }
 
 var (
@@ -90,8 +95,8 @@ var (
 
 // read is the first access to the item under a lease.
 func (s store) read(ctx context.Context, how, item string, token uint64) (stock int64, err error) {
-	args, _ := arguments(how, item, token, 0, 0)
-	err = s.db.QueryRowContext(ctx, recipes[how].read, args...).Scan(&stock)
+	r := recipes[how]
+	err = s.db.QueryRowContext(ctx, r.read, r.readWith(values{item: item, token: token})...).Scan(&stock)
 	if errors.Is(err, sql.ErrNoRows) {
 		return 0, fmt.Errorf("read with token %d: %w", token, errStale)
 	}
@@ -105,8 +110,8 @@ func (s store) sell(ctx context.Context, how, item string, token uint64, seen in
 		return err
 	}
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing, and before it there is an error already
-	_, args := arguments(how, item, token, seen-1, seen)
-	result, err := tx.ExecContext(ctx, recipes[how].write, args...)
+	r := recipes[how]
+	result, err := tx.ExecContext(ctx, r.write, r.writeWith(values{item: item, token: token, stock: seen - 1, seen: seen})...)
 	if err != nil {
 		return err
 	}
