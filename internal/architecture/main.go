@@ -1,25 +1,24 @@
-// Program architecture prints the picture of docs/architecture.md: functions by package, and
+// Command architecture prints the picture of docs/architecture.md: functions by package, and
 // the calls among them on two ways through the library. A way is a list of functions; whether
 // they exist, where they stand and which of them calls which is read from the code. With
 // -write it puts the picture into the page.
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"go/ast"
-	"go/parser"
 	"go/token"
 	"go/types"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
-)
 
-const module = "github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/source"
+)
 
 // way is one path through the library: functions, of which the first has to lead to all others
 // by calls among them.
@@ -67,7 +66,7 @@ func split(page string) (before, text, after string, err error) {
 	before, rest, found := strings.Cut(page, opening)
 	text, after, closed := strings.Cut(rest, closing)
 	if !found || !closed {
-		return "", "", "", fmt.Errorf("there is no mermaid block in the page")
+		return "", "", "", errors.New("there is no mermaid block in the page")
 	}
 	return before, opening + text + closing, after, nil
 }
@@ -129,7 +128,7 @@ func picture() (string, error) {
 			continue // neither way leads through it
 		}
 		title := "internal/" + pkg
-		if pkg == path.Base(module) {
+		if pkg == path.Base(source.Module) {
 			title = pkg
 		}
 		fmt.Fprintf(&b, "  subgraph %s [\"%s\"]\n", pkg, title)
@@ -202,39 +201,31 @@ func (l *library) unreached(stops []string) (lost []string) {
 // library included, nothing is read: what is made of their types stays unknown, which
 // hides none of the library's own functions.
 func load() (*library, error) {
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{.ImportPath}}\t{{.Dir}}\t{{join .GoFiles \",\"}}", module).Output()
+	packages, err := source.Packages()
 	if err != nil {
-		return nil, fmt.Errorf("go list: %w", err)
+		return nil, err
 	}
 	l := &library{functions: map[string]*function{}, names: map[string]bool{}, imports: map[string]bool{}}
-	known := imported{}
+	known := source.Importer{}
 	abstract := map[string][]*function{} // who mentions a method of an interface, by the method's name
-	for line := range strings.Lines(string(out)) {
-		field := strings.Split(strings.TrimSpace(line), "\t")
-		if len(field) != 3 || field[0] != module && !strings.HasPrefix(field[0], module+"/") {
-			continue
-		}
+	for _, p := range packages {
 		set := token.NewFileSet()
-		var files []*ast.File
-		for name := range strings.SplitSeq(field[2], ",") {
-			f, err := parser.ParseFile(set, filepath.Join(field[1], name), nil, parser.SkipObjectResolution)
-			if err != nil {
-				return nil, err
-			}
-			files = append(files, f)
+		files, err := p.Parse(set)
+		if err != nil {
+			return nil, err
 		}
 		info := &types.Info{Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
 		check := types.Config{Importer: known, Error: func(error) {}}
-		known[field[0]], _ = check.Check(field[0], set, files, info)
-		l.packages = append(l.packages, path.Base(field[0]))
-		l.declare(known[field[0]])
+		known[p.Path], _ = check.Check(p.Path, set, files, info)
+		l.packages = append(l.packages, path.Base(p.Path))
+		l.declare(known[p.Path])
 		for _, file := range files {
 			for _, d := range file.Decls {
 				decl, ok := d.(*ast.FuncDecl)
 				if !ok || decl.Body == nil {
 					continue
 				}
-				f := &function{pkg: path.Base(field[0]), file: filepath.Base(set.Position(decl.Pos()).Filename), uses: map[string]bool{}}
+				f := &function{pkg: path.Base(p.Path), file: filepath.Base(set.Position(decl.Pos()).Filename), uses: map[string]bool{}}
 				name, _ := nameOf(info.Defs[decl.Name])
 				l.functions[name] = f
 				ast.Inspect(decl.Body, func(n ast.Node) bool {
@@ -257,7 +248,7 @@ func load() (*library, error) {
 		}
 	}
 	for name, pkg := range known {
-		if name != module && !strings.HasPrefix(name, module+"/") {
+		if !source.Own(name) {
 			l.imports[pkg.Name()] = true
 		}
 	}
@@ -315,16 +306,4 @@ func nameOf(o types.Object) (name string, abstract bool) {
 		return pkg + "." + named.Obj().Name() + "." + f.Name(), false
 	}
 	return "", false
-}
-
-// imported gives the type checker the library's packages, and empty ones for all others.
-type imported map[string]*types.Package
-
-func (i imported) Import(name string) (*types.Package, error) {
-	if i[name] == nil {
-		own := path.Base(strings.TrimSuffix(name, "/v9"))
-		i[name] = types.NewPackage(name, strings.TrimPrefix(own, "go-")) // as package redis of go-redis
-		i[name].MarkComplete()
-	}
-	return i[name], nil
 }

@@ -7,7 +7,6 @@ import (
 	"go/token"
 	"go/types"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -17,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/leasedmutex/leased/internal/race"
+	"github.com/leasedmutex/leased/internal/source"
 )
 
 // A mutant whose text is gone tests nothing, and nobody would notice; so every
@@ -159,37 +159,31 @@ var ofOthers = regexp.MustCompile(`^undefined: [a-z]+\.[A-Z]\w*$`)
 type libraryCode struct {
 	set      *token.FileSet
 	files    map[string]map[string]*ast.File // by the package's folder and the file's name
-	packages map[string]*types.Package       // by import path; those that are not the library's are empty
+	packages source.Importer                 // those that are not the library's are empty
 }
 
-const libraryPath = "github.com/leasedmutex/leased"
-
 func readLibrary(t *testing.T) *libraryCode {
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{.ImportPath}}\t{{.Dir}}\t{{join .GoFiles \",\"}}", libraryPath).Output()
+	packages, err := source.Packages()
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &libraryCode{set: token.NewFileSet(), files: map[string]map[string]*ast.File{}, packages: map[string]*types.Package{}}
-	for line := range strings.Lines(string(out)) {
-		field := strings.Split(strings.TrimSpace(line), "\t")
-		if field[0] != libraryPath && !strings.HasPrefix(field[0], libraryPath+"/") {
-			continue
+	l := &libraryCode{set: token.NewFileSet(), files: map[string]map[string]*ast.File{}, packages: source.Importer{}}
+	for _, p := range packages {
+		parsed, err := p.Parse(l.set)
+		if err != nil {
+			t.Fatal(err)
 		}
 		files := map[string]*ast.File{}
-		for name := range strings.SplitSeq(field[2], ",") {
-			f, err := parser.ParseFile(l.set, filepath.Join(field[1], name), nil, parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
+		for i, f := range parsed {
 			for _, d := range f.Decls {
 				if f, ok := d.(*ast.FuncDecl); ok {
 					f.Body = nil
 				}
 			}
-			files[name] = f
+			files[p.Files[i]] = f
 		}
-		l.files[path.Clean(strings.TrimPrefix(strings.TrimPrefix(field[0], libraryPath), "/"))] = files
-		l.packages[field[0]], _ = l.check(field[0], files)
+		l.files[path.Clean(strings.TrimPrefix(strings.TrimPrefix(p.Path, source.Module), "/"))] = files
+		l.packages[p.Path], _ = l.check(p.Path, files)
 	}
 	return l
 }
@@ -199,19 +193,9 @@ func (l *libraryCode) check(name string, files map[string]*ast.File) (pkg *types
 	for _, f := range files {
 		some = append(some, f)
 	}
-	c := types.Config{Importer: l, Error: func(err error) { wrong = append(wrong, err.(types.Error).Msg) }}
+	c := types.Config{Importer: l.packages, Error: func(err error) { wrong = append(wrong, err.(types.Error).Msg) }}
 	pkg, _ = c.Check(name, l.set, some, nil)
 	return pkg, wrong
-}
-
-// Import returns an empty package for a path that is not the library's.
-func (l *libraryCode) Import(name string) (*types.Package, error) {
-	if l.packages[name] == nil {
-		own := path.Base(strings.TrimSuffix(strings.TrimSuffix(name, "/v9"), "/v4"))
-		l.packages[name] = types.NewPackage(name, strings.TrimPrefix(own, "go-"))
-		l.packages[name].MarkComplete()
-	}
-	return l.packages[name], nil
 }
 
 // wrong returns the type errors of a file if it has the given text.
@@ -230,7 +214,7 @@ func (l *libraryCode) wrong(t *testing.T, file, text string) []string {
 			files[name] = f
 		}
 	}
-	_, wrong := l.check(path.Join(libraryPath, dir), files)
+	_, wrong := l.check(path.Join(source.Module, dir), files)
 	return wrong
 }
 

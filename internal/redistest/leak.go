@@ -14,10 +14,10 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/source"
 )
 
 const (
-	module    = "github.com/leasedmutex/leased"
 	leakLabel = "leased-test"
 
 	// The pause between two attempts, each of which reads the stacks of all goroutines, doubles:
@@ -100,7 +100,7 @@ func leakedGoroutines(mark string) error {
 	label := strconv.Quote(leakLabel) + ":" + strconv.Quote(mark)
 	var leaked []string
 	for stack := range strings.SplitSeq(profile.String(), "\n\n") {
-		if strings.Contains(stack, label) && strings.Contains(stack, module) &&
+		if strings.Contains(stack, label) && strings.Contains(stack, source.Module) &&
 			!strings.Contains(stack, "redistest.leakedGoroutines") { // the goroutine that is asking
 			leaked = append(leaked, stack)
 		}
