@@ -1,7 +1,7 @@
 // Command mutants breaks the library on purpose, one rule at a time, and prints
 // for each break the test that notices it. It exits with status 1 if a mutant survives.
 //
-//	go run ./internal/mutants [-only regexp] [-quick] [-alone] [-v]
+//	go run ./internal/mutants [-only regexp] [-from place] [-jobs n] [-quick] [-alone] [-v]
 //
 // An error is not a verdict: it means that the mutant does not compile, that its text or its tests
 // are not found, or that the baseline fails, which is the test that noticed, run without the mutant.
@@ -37,25 +37,50 @@ type mutant struct {
 
 const patience = 4 * time.Minute
 
+// settings are what the command line says.
+type settings struct {
+	only                  string
+	from, jobs            int
+	quick, alone, verbose bool
+}
+
 func main() {
-	only := flag.String("only", "", "run only mutants whose name matches this regular expression")
-	verbose := flag.Bool("v", false, "show the output of the test that noticed")
-	jobs := flag.Int("jobs", 2, "how many at once")
-	first := flag.Int("from", 0, "run only mutants from this place of the list on")
-	flag.BoolVar(&quick, "quick", false, "only the tests named for a mutant")
-	alone := flag.Bool("alone", false, "build each mutant by itself")
+	var s settings
+	flag.StringVar(&s.only, "only", "", "run only mutants whose name matches this regular expression")
+	flag.IntVar(&s.from, "from", 0, "run only mutants from this place of the list on; the first one's is 0")
+	flag.IntVar(&s.jobs, "jobs", 2, "how many at once")
+	flag.BoolVar(&s.quick, "quick", false, "only the tests named for a mutant")
+	flag.BoolVar(&s.alone, "alone", false, "build each mutant by itself")
+	flag.BoolVar(&s.verbose, "v", false, "show the output of the test that noticed")
 	flag.Parse()
-	mutants = mutants[min(*first, len(mutants)):]
-	if err := run(*only, *verbose, *alone, *jobs); err != nil {
+	if err := run(s); err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		os.Exit(1)
 	}
 }
 
-var quick bool
+// choose returns the mutants of a list that are to be run.
+func (s settings) choose(all []mutant) (chosen []mutant, err error) {
+	named, err := regexp.Compile(s.only)
+	if err != nil {
+		return nil, err
+	}
+	if s.from < 0 || s.from >= len(all) {
+		return nil, fmt.Errorf("-from: the places are 0 to %d", len(all)-1)
+	}
+	for _, m := range all[s.from:] {
+		if named.MatchString(m.name) {
+			chosen = append(chosen, m)
+		}
+	}
+	if len(chosen) == 0 {
+		return nil, fmt.Errorf("no mutant is called like %q", s.only)
+	}
+	return chosen, nil
+}
 
-func run(only string, verbose, alone bool, jobs int) error {
-	named, err := regexp.Compile(only)
+func run(s settings) error {
+	chosen, err := s.choose(mutants)
 	if err != nil {
 		return err
 	}
@@ -63,19 +88,13 @@ func run(only string, verbose, alone bool, jobs int) error {
 	if err != nil {
 		return err
 	}
-	var chosen []mutant
-	for _, m := range mutants {
-		if named.MatchString(m.name) {
-			chosen = append(chosen, m)
-		}
-	}
 	dir, err := os.MkdirTemp("", "mutants")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
 	shared := chosen
-	if alone {
+	if s.alone {
 		shared = nil
 	}
 	x, err := combine(root, dir, shared)
@@ -83,30 +102,24 @@ func run(only string, verbose, alone bool, jobs int) error {
 		return err
 	}
 	results := make([]result, len(chosen))
-	slots := make(chan struct{}, max(1, jobs))
+	slots := make(chan struct{}, max(1, s.jobs))
 	var wg sync.WaitGroup
 	for i, m := range chosen {
-		wg.Add(1)
 		slots <- struct{}{}
-		go func() { // owned by this function, ends with its mutant, waited for below
-			defer wg.Done()
+		wg.Go(func() { // owned by this function, ends with its mutant, waited for below
 			defer func() { <-slots }()
-			results[i] = try(m, x)
-			results[i].print(m, verbose)
-		}()
+			results[i] = try(m, x, s.quick)
+			results[i].print(m, s.verbose)
+		})
 	}
 	wg.Wait()
 	x.verify(results)
 	for i, r := range results {
 		if errors.Is(r.err, errBaseline) {
-			r.print(chosen[i], verbose)
+			r.print(chosen[i], s.verbose)
 		}
 	}
-	err = summary(chosen, results)
-	if len(chosen) == 0 {
-		err = fmt.Errorf("no mutant is called like %q", only)
-	}
-	return err
+	return summary(chosen, results)
 }
 
 // summary prints how many mutants were killed, and returns an error that names the others, and why.
@@ -146,22 +159,24 @@ type result struct {
 	args []string // the arguments with which they were run
 }
 
+// print writes at once what several goroutines would otherwise write among each other's lines.
 func (r result) print(m mutant, verbose bool) {
+	text := fmt.Sprintf("killed   %-58s %5.1fs  %s\n", m.name, r.took.Seconds(), r.killer)
 	switch {
 	case r.err != nil:
-		fmt.Printf("ERROR    %-58s %v\n", m.name, r.err)
+		text = fmt.Sprintf("ERROR    %-58s %v\n", m.name, r.err)
 	case r.killer == "":
-		fmt.Printf("SURVIVED %-58s %5.1fs\n", m.name, r.took.Seconds())
-	default:
-		fmt.Printf("killed   %-58s %5.1fs  %s\n", m.name, r.took.Seconds(), r.killer)
+		text = fmt.Sprintf("SURVIVED %-58s %5.1fs\n", m.name, r.took.Seconds())
 	}
 	if verbose || r.err != nil {
-		fmt.Println(r.output)
+		text += r.output + "\n"
 	}
+	fmt.Print(text)
 }
 
-// try runs tests with a mutant, which is in the shared binaries of x or is built by itself.
-func try(m mutant, x *together) result {
+// try runs tests with a mutant, which is in the shared binaries of x or is built by itself. If it
+// is to be quick, only the tests named for the mutant are run.
+func try(m mutant, x *together, quick bool) result {
 	root, began := x.root, time.Now()
 	dir, err := os.MkdirTemp("", "mutant")
 	if err != nil {
@@ -374,7 +389,7 @@ func moduleRoot() (string, error) {
 	}
 	mod := strings.TrimSpace(string(out))
 	if mod == "" || mod == os.DevNull {
-		return "", fmt.Errorf("run it inside the module")
+		return "", errors.New("run it inside the module")
 	}
 	return filepath.Dir(mod), nil
 }

@@ -75,8 +75,6 @@ func makeSample(t *testing.T) (root string) {
 			t.Fatal(err)
 		}
 	}
-	quick = true
-	t.Cleanup(func() { quick = false })
 	return root
 }
 
@@ -105,7 +103,7 @@ func TestAMutantIsKilledByATestOrByACrashOfItsOwnOnly(t *testing.T) {
 	} {
 		t.Run(tests, func(t *testing.T) {
 			before, after, _ := strings.Cut(c.edit, " => ")
-			results := []result{try(mutant{name: "x", file: "code.go", old: before, new: after, tests: tests}, alone)}
+			results := []result{try(mutant{name: "x", file: "code.go", old: before, new: after, tests: tests}, alone, true)}
 			alone.verify(results)
 			r := results[0]
 			switch {
@@ -152,7 +150,7 @@ func TestMutantsThatShareABinaryAreToldApart(t *testing.T) {
 		if !c.shares {
 			continue
 		}
-		if r := try(c.mutant, x); r.killer != c.killer || r.err != nil {
+		if r := try(c.mutant, x, true); r.killer != c.killer || r.err != nil {
 			t.Errorf("%s: killed by %q, want %q; %v\n%s", c.name, r.killer, c.killer, r.err, r.output)
 		}
 	}
@@ -179,7 +177,7 @@ func TestATestThatFailsWithoutAMutantKillsNone(t *testing.T) {
 	}
 	results := make([]result, len(all))
 	for i, m := range all {
-		results[i] = try(m, x)
+		results[i] = try(m, x, true)
 	}
 	x.verify(results)
 	const want = "survived: survives\nbaseline fails: a test fails anyhow; the same; a test crashes anyhow; a script"
@@ -197,10 +195,37 @@ func TestATestThatFailsWithoutAMutantKillsNone(t *testing.T) {
 	sound := []mutant{all[4], all[5], all[6]}
 	results = results[:0]
 	for _, m := range sound {
-		results = append(results, try(m, x))
+		results = append(results, try(m, x, true))
 	}
 	x.verify(results)
 	if err := summary(sound, results); err != nil || x.baselines != 1 {
 		t.Errorf("where all noticed, %d baselines, want 1: %v", x.baselines, err)
+	}
+}
+
+func TestAChoiceOfNoMutantIsRefused(t *testing.T) {
+	all := []mutant{{name: "one"}, {name: "two"}, {name: "three"}}
+	for s, want := range map[settings]string{
+		{}:                      "one two three",
+		{only: "^t"}:            "two three",
+		{only: "^t", from: 2}:   "three",
+		{from: -1}:              "-from: the places are 0 to 2",
+		{from: 3}:               "-from: the places are 0 to 2",
+		{only: "four"}:          `no mutant is called like "four"`,
+		{only: "one", from: 1}:  `no mutant is called like "one"`,
+		{only: "(", from: 1000}: "error parsing regexp: missing closing ): `(`",
+	} {
+		var names []string
+		chosen, err := s.choose(all)
+		for _, m := range chosen {
+			names = append(names, m.name)
+		}
+		got := strings.Join(names, " ")
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%+v: %s, want %s", s, got, want)
+		}
 	}
 }

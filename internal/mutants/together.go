@@ -175,20 +175,40 @@ var scriptFiles = func() (files interface {
 // inside one function, is left out.
 func combine(root, dir string, all []mutant) (*together, error) {
 	x := &together{root: root, dir: dir, numbers: map[string]int{}, binaries: map[string]string{}}
+	files, err := x.insert(all)
+	if err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(all, func(m mutant) bool { return isScript(m.file) }) {
+		x.scripts = switchScripts(root, files)
+	}
 	replace := map[string]string{}
-	write := func(file, text string) error {
+	for file, text := range files {
 		name := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
 		replace[filepath.Join(root, filepath.FromSlash(file))] = name
-		return os.WriteFile(name, []byte(text), 0o600)
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			return nil, err
+		}
 	}
-	changed := map[string]string{} // the new text of each file
+	b, err := json.Marshal(map[string]map[string]string{"Replace": replace})
+	if err != nil {
+		return nil, err
+	}
+	x.overlay = filepath.Join(dir, "all.json")
+	return x, os.WriteFile(x.overlay, b, 0o600)
+}
+
+// insert numbers the mutants of Go files. It returns the files that have them, and in each of their
+// packages one more that says which mutant is switched on.
+func (x *together) insert(all []mutant) (changed map[string]string, err error) {
+	changed = map[string]string{}
 	packages := map[string]string{}
 	inserts := map[string]map[int]string{} // by file and offset
 	for i, m := range all {
 		if isScript(m.file) {
 			continue
 		}
-		b, err := os.ReadFile(filepath.Join(root, m.file))
+		b, err := os.ReadFile(filepath.Join(x.root, m.file))
 		if err != nil {
 			return nil, err
 		}
@@ -218,26 +238,8 @@ func combine(root, dir string, all []mutant) (*together, error) {
 		}
 		changed[file] = text
 	}
-	scripts := slices.ContainsFunc(all, func(m mutant) bool { return isScript(m.file) })
-	if text, err := os.ReadFile(filepath.Join(root, loader)); scripts && err == nil && strings.Count(string(text), loaderLine) == 1 {
-		if changed[loader] == "" {
-			changed[loader] = string(text)
-		}
-		text := strings.Replace(changed[loader], loaderLine, loadSwitched, 1)
-		for _, path := range []string{"io/fs", "os", "strings"} {
-			if !strings.Contains(text, "\n\t\""+path+"\"\n") {
-				text = strings.Replace(text, "\nimport (\n", "\nimport (\n\t\""+path+"\"\n", 1)
-			}
-		}
-		changed[loader], x.scripts = text, true
-	}
-	for file, text := range changed {
-		if err := write(file, text); err != nil {
-			return nil, err
-		}
-	}
 	for folder, name := range packages {
-		if err := write(folder+"/mutant_switched.go", "package "+name+`
+		changed[folder+"/mutant_switched.go"] = "package " + name + `
 
 import (
 	"os"
@@ -245,22 +247,36 @@ import (
 )
 
 var mutantSwitched = func() int {
-	n, err := strconv.Atoi(os.Getenv("`+switched+`"))
+	n, err := strconv.Atoi(os.Getenv("` + switched + `"))
 	if err != nil {
 		return -1
 	}
 	return n
 }()
-`); err != nil {
-			return nil, err
+`
+	}
+	return changed, nil
+}
+
+// switchScripts has the loader, in files or as it is, read the scripts from a folder that is named.
+// It reports false, and changes nothing, if there is no loader with that line.
+func switchScripts(root string, files map[string]string) bool {
+	b, err := os.ReadFile(filepath.Join(root, loader))
+	if err != nil || strings.Count(string(b), loaderLine) != 1 {
+		return false
+	}
+	text := files[loader]
+	if text == "" {
+		text = string(b)
+	}
+	text = strings.Replace(text, loaderLine, loadSwitched, 1)
+	for _, path := range []string{"io/fs", "os", "strings"} {
+		if !strings.Contains(text, "\n\t\""+path+"\"\n") {
+			text = strings.Replace(text, "\nimport (\n", "\nimport (\n\t\""+path+"\"\n", 1)
 		}
 	}
-	b, err := json.Marshal(map[string]map[string]string{"Replace": replace})
-	if err != nil {
-		return nil, err
-	}
-	x.overlay = filepath.Join(dir, "all.json")
-	return x, os.WriteFile(x.overlay, b, 0o600)
+	files[loader] = text
+	return true
 }
 
 // variant returns the package's name, the offset at which the statements of the function begin that m
