@@ -736,8 +736,8 @@ func TestCloseRepeatsTheCancelOfARequestThatWaited(t *testing.T) {
 func TestAShutdownWithoutTimeCancelsWhatWaits(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		for _, held := range []bool{false, true} { // whether it also holds a lock
+			c := clientOn(t, s, s.connect(t)) // first, because it skips where there are several servers
 			reader := take(t, newClient(t, s).RWMutex("x").RLockContext)
-			c := clientOn(t, s, s.connect(t))
 			if held {
 				lock(t, c.Mutex("y"))
 			}
