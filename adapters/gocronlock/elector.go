@@ -28,9 +28,11 @@ func NewElector(mutex *leased.Mutex) *Elector {
 type Elector struct {
 	mutex *leased.Mutex
 
-	mu    sync.Mutex    // guards the fields below
-	lease *leased.Lease // of this process as leader; nil if it is not
-	turn  *turn         // nil if nobody stands for election or resigns
+	mu   sync.Mutex // guards turn, and lease while there is no turn
+	turn *turn      // nil if nobody stands for election or resigns
+	// lease is of this process as leader; nil if it is not. It is written under mu by the call that has
+	// the turn, which therefore may read it without.
+	lease *leased.Lease
 }
 
 // A turn is a call that stands for election or resigns. Calls that come meanwhile wait for its end, and

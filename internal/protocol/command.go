@@ -64,9 +64,9 @@ type Outcome uint8
 const (
 	Unanswered Outcome = iota // the command may have run, may run later, or neither
 	Granted                   // for a renewal: renewed
-	Enqueued
-	Refused // the lock is taken, and the command did not ask to wait
-	NotOurs // the command was to extend or give back something that its id does not own
+	Enqueued                  // the command's id is in the queue
+	Refused                   // the lock is taken, and the command did not ask to wait
+	NotOurs                   // the command was to extend or give back something that its id does not own
 	Done
 )
 
@@ -74,22 +74,22 @@ const (
 // verbs, the field is for those only.
 type Answer struct {
 	Outcome  Outcome
-	Token    uint64        // granted: the grant's token; queued, refused: the lock's last token, the floor, or 0 if it is not remembered
+	Token    uint64        // granted: the grant's token; enqueued, refused: the lock's last token, the floor, or 0 if it is not remembered
 	Clock    uint64        // the server's time, µs
 	Kept     bool          // granted: the id owned the lock already, and was extended
-	Forgot   bool          // kept: Redis had lost the lock's last token, so Token is new
+	Forgot   bool          // granted, if Kept: Redis had lost the lock's last token, so Token is new
 	More     bool          // granted: others wait
-	Brief    bool          // queued: a brief re-check says that the request has waited ever since its last answer, and nothing more but Echo
-	Place    int           // queued, refused: how many requests are ahead
-	Left     time.Duration // queued, refused: remaining TTL of the owner, or Endless or Ownerless
-	Blocker  string        // queued, refused: the owner, or the head of the queue if there is none
+	Brief    bool          // enqueued: a brief re-check says that the request has waited ever since its last answer, and nothing more but Echo
+	Place    int           // enqueued, refused: how many requests are ahead
+	Left     time.Duration // enqueued, refused: remaining TTL of the owner, or Endless or Ownerless
+	Blocker  string        // enqueued, refused: the owner, or the head of the queue if there is none
 	Split    bool          // refused by a quorum: no writer is known to own a majority of the servers, several may have asked at once
-	NoNotify bool          // queued, refused: the blocker does not notify waiters when it releases
+	NoNotify bool          // enqueued, refused: the blocker does not notify waiters when it releases
 	Echo     int           // how many received the echo, or NoEcho or EchoDenied
 	Handed   int           // how many other requests were made owner and notified
 	Gone     bool          // yield: the old request did not own the lock
 	Proved   bool          // release: nobody else has owned since the grant, whatever went unanswered; see Command.Proof
-	Told     uint64        // queued: time up to which readers were notified, 0 if all were
+	Told     uint64        // enqueued: time up to which readers were notified, 0 if all were
 	// Unfinished says that the call did as much as one call may do. More waiters may be dead
 	// or may enter, so the client must continue at once.
 	Unfinished bool

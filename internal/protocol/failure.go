@@ -49,7 +49,7 @@ const (
 	NeedsOperator                    // Redis refuses it, and does nothing (but see Partly), until an operator intervenes
 	OtherType                        // like NeedsOperator, because a key of the lock holds another type of value
 	ClientClosed                     // the Redis client is closed, so no command can be sent anymore
-	FailureKinds
+	FailureKinds                     // how many there are
 )
 
 // String returns the name of the kind in metrics.
