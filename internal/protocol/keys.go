@@ -46,33 +46,44 @@ func (k *Keys) stem() [4]string {
 	return [4]string{k.Lock, ":{", k.Lock, "}:"}
 }
 
+// What the names of helper keys end with. validName keeps these ends from the names of locks.
+const (
+	queueEnd   = "queue"
+	readersEnd = "readers"
+	waitersEnd = "waiters"
+	metaEnd    = "meta"
+)
+
+// helpers has them in the order that the scripts expect.
+var helpers = [...]string{queueEnd, readersEnd, waitersEnd, metaEnd}
+
 // Queue is the sorted set of waiting requests, ordered by place.
-func (k *Keys) Queue() string { return k.helper("queue") }
+func (k *Keys) Queue() string { return k.helper(queueEnd) }
 
 // Readers is the sorted set of readers that own the lock, ordered by expiry.
-func (k *Keys) Readers() string { return k.helper("readers") }
+func (k *Keys) Readers() string { return k.helper(readersEnd) }
 
 // Waiters is the sorted set of waiting requests, ordered by expiry.
-func (k *Keys) Waiters() string { return k.helper("waiters") }
+func (k *Keys) Waiters() string { return k.helper(waitersEnd) }
 
 // Meta holds the lock's last token.
-func (k *Keys) Meta() string { return k.helper("meta") }
+func (k *Keys) Meta() string { return k.helper(metaEnd) }
 
 // All returns the keys in the order that the scripts expect, boxed for go-redis. The four
 // derived keys share one string, which saves allocations on every command.
 func (k *Keys) All() [5]any {
-	stem, names := k.stem(), [...]string{"queue", "readers", "waiters", "meta"}
+	stem := k.stem()
 	long := len(stem[0]) + len(stem[1]) + len(stem[2]) + len(stem[3])
 	var text strings.Builder
-	text.Grow(len(names)*long + len("queuereaderswaitersmeta"))
-	for _, name := range names {
+	text.Grow(len(helpers)*long + len(queueEnd+readersEnd+waitersEnd+metaEnd))
+	for _, name := range helpers {
 		for _, part := range stem {
 			text.WriteString(part)
 		}
 		text.WriteString(name)
 	}
 	all, rest := [5]any{k.Lock}, text.String()
-	for i, name := range names {
+	for i, name := range helpers {
 		all[1+i], rest = rest[:long+len(name)], rest[long+len(name):]
 	}
 	return all
@@ -109,8 +120,8 @@ func validName(prefix, name string) error {
 	case shut == open+1:
 		return fmt.Errorf("%w: %q has an empty hash tag {}", ErrInvalidName, key)
 	}
-	for _, helper := range [...]string{":queue", ":readers", ":waiters", ":meta"} {
-		if strings.HasSuffix(key, helper) {
+	for _, helper := range helpers {
+		if stem, ends := strings.CutSuffix(key, helper); ends && strings.HasSuffix(stem, ":") {
 			return fmt.Errorf("%w: %q ends like a helper key of another lock", ErrInvalidName, key)
 		}
 	}
