@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -235,8 +234,8 @@ func (c *Client) operate(ctx context.Context, doing, name string) (protocol.Keys
 	return protocol.NewKeys(c.opts.prefix, name)
 }
 
-// infoOf parses a snapshot. Anything that can write to Redis may have written it, so infoOf, ownersOf and
-// readersOf do not assume that any part of it is well-formed.
+// infoOf parses a snapshot. Anything that can write to Redis may have written it, so infoOf does not assume
+// that any part of it is well-formed.
 func infoOf(name string, s *protocol.Snapshot) Info {
 	waiting, number := s.Waiting()
 	granted, _ := protocol.ParseMeta(s.Meta)
@@ -251,46 +250,12 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 	return info
 }
 
-// ownersOf returns the lock's owners: the client or program that the lock's key names, or the readers.
-func ownersOf(s *protocol.Snapshot) []Owner {
-	switch s.Value {
-	case "":
-		return nil
-	case protocol.MarkerValue:
-		return readersOf(s)
+// ownersOf returns the lock's owners.
+func ownersOf(s *protocol.Snapshot) (owners []Owner) {
+	for _, o := range s.Owners() {
+		owners = append(owners, Owner(o))
 	}
-	token, since := protocol.ParseMeta(s.Meta)
-	if id, err := protocol.ParseID(s.Value); err == nil {
-		return []Owner{{Client: id.Label, TTL: s.Left, Since: since, Token: token}}
-	}
-	if who, ok := protocol.ParseCooldown(s.Value); ok {
-		return []Owner{{Client: who.Label, TTL: s.Left, Since: since, Token: token, Unlocked: true}}
-	}
-	return []Owner{{TTL: s.Left, Value: s.Value}}
-}
-
-// readersOf returns the owners of a lock that readers have.
-func readersOf(s *protocol.Snapshot) (readers []Owner) {
-	for i := 0; i+1 < len(s.Readers); i += 2 {
-		ends, _ := strconv.ParseFloat(s.Readers[i+1], 64)
-		left := max(-1<<52, min(ends-float64(s.Clock/1000), 1<<52)) // a score can be anything, even inf
-		reader := Owner{Shared: true, TTL: redisserver.Remaining(int64(left))}
-		if id, err := protocol.ParseID(s.Readers[i]); err == nil {
-			reader.Client = id.Label
-			if id.Origin.Token > 0 { // a writer that was downgraded
-				reader.Token = id.Origin.Token
-				// A token ahead of the clock is not a time: the clock was set back. A quorum's servers have
-				// several.
-				if reader.Token <= s.Clock || s.Servers > 0 {
-					reader.Since = time.UnixMicro(int64(reader.Token))
-				}
-			}
-		} else {
-			reader.Value = s.Readers[i]
-		}
-		readers = append(readers, reader)
-	}
-	return readers
+	return owners
 }
 
 // blockerName returns the readable part of the value that a caller found in the lock's key, or

@@ -178,25 +178,33 @@ func serversText(info leased.Info) string {
 	return text
 }
 
-// lockState returns the state of a lock in one word: free, held, shared by readers, or kept by a
-// minimum hold.
-func lockState(info leased.Info) string {
+// The states of a lock, as they are shown.
+const (
+	stateFree   = "free"
+	stateHeld   = "held"
+	stateShared = "shared"     // by readers
+	stateKept   = "kept"       // by a minimum hold
+	stateMoves  = "slot moves" // only of top: it cannot be read because a Cluster moves its slot
+)
+
+// lockState returns the state of a lock that has these owners.
+func lockState(owners []leased.Owner) string {
 	switch {
-	case len(info.Owners) == 0:
-		return "free"
-	case info.Owners[0].Shared:
-		return "shared"
-	case info.Owners[0].Unlocked:
-		return "kept"
+	case len(owners) == 0:
+		return stateFree
+	case owners[0].Shared:
+		return stateShared
+	case owners[0].Unlocked:
+		return stateKept
 	}
-	return "held"
+	return stateHeld
 }
 
 func stateText(info leased.Info) string {
-	switch state := lockState(info); state {
-	case "shared":
+	switch state := lockState(info.Owners); state {
+	case stateShared:
 		return "shared by readers of " + count(len(info.Owners), "process", "processes")
-	case "kept":
+	case stateKept:
 		return "unlocked, and kept until the end of its minimum hold"
 	default:
 		return state
@@ -204,7 +212,7 @@ func stateText(info leased.Info) string {
 }
 
 func ownerText(owner leased.Owner) string {
-	text := clientText(owner.Client, owner.Value)
+	text := clientText(owner)
 	if owner.Value != "" {
 		text += fmt.Sprintf(" (value %.80q)", owner.Value)
 	}
@@ -227,21 +235,26 @@ func waiterText(client string) string {
 	return fmt.Sprintf("%q", client)
 }
 
-// clientText names an owner. If its value does not name its client, that tells what has written it.
-func clientText(client, value string) string {
-	switch {
-	case client != "":
-		return fmt.Sprintf("%q", client)
-	case protocol.NewerFormat(value):
+// clientText names an owner.
+func clientText(owner leased.Owner) string {
+	if owner.Client == "" {
+		return writerOf(owner.Value)
+	}
+	return fmt.Sprintf("%q", owner.Client)
+}
+
+// writerOf says what has written the value of an owner that does not name its client.
+func writerOf(value string) string {
+	if protocol.NewerFormat(value) {
 		return "a later version of leased"
 	}
-	return "a client of another library"
+	return "another library"
 }
 
 // jsonInfo is a lock as programs read it. Field names never change; fields are only added.
 type jsonInfo struct {
 	Name    string       `json:"name"`
-	State   string       `json:"state"` // see lockState
+	State   string       `json:"state"` // free, held, shared or kept
 	At      time.Time    `json:"at"`    // when this was printed, by the local clock
 	Token   uint64       `json:"token,omitempty"`
 	Owners  []jsonOwner  `json:"owners"`
@@ -270,7 +283,7 @@ type jsonWaiter struct {
 }
 
 func jsonOf(info leased.Info, now time.Time) jsonInfo {
-	j := jsonInfo{Name: info.Name, State: lockState(info), At: now, Token: info.Token, Queue: info.Queue, Owners: []jsonOwner{}, Waiting: []jsonWaiter{}}
+	j := jsonInfo{Name: info.Name, State: lockState(info.Owners), At: now, Token: info.Token, Queue: info.Queue, Owners: []jsonOwner{}, Waiting: []jsonWaiter{}}
 	if info.Servers > 0 {
 		j.Servers, j.Answered, j.Behind = info.Servers, info.Answered, &info.Behind
 	}

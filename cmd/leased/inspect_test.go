@@ -77,7 +77,7 @@ func TestInspectQuotesWhatOthersPutThere(t *testing.T) {
 	server := redistest.MiniTCP(t)
 	server.Set("job", "\x1b[2Jfake")
 	got := invoke(t, "inspect", "--redis", "redis://"+server.Addr(), "job")
-	want := "lock    \"job\"\nstate   held\nowner   a client of another library (value \"\\x1b[2Jfake\"), never expires\n"
+	want := "lock    \"job\"\nstate   held\nowner   another library (value \"\\x1b[2Jfake\"), never expires\n"
 	if got.status != 0 || got.out != want {
 		t.Fatalf("status %d, printed:\n%swant:\n%s", got.status, got.out, want)
 	}
@@ -105,8 +105,9 @@ func TestALaterVersionIsCalledThat(t *testing.T) {
 		{"inspect", "owner   a later version of leased (value \"leased2:w:someone\")"},
 		{"inspect", "1. another version of leased"},
 		{"ls", "(a later version of leased)"},
+		{"top --count 1", "(a later version of leased)"},
 	} {
-		args := []string{c.command, "--redis", at}
+		args := append(strings.Fields(c.command), "--redis", at)
 		if c.command == "inspect" {
 			args = append(args, "job")
 		}
@@ -129,7 +130,7 @@ func TestUnlockSaysThatTheOwnerWasQuicker(t *testing.T) {
 		return false
 	})
 	got := invoke(t, "unlock", "--redis", "redis://"+server.Addr(), "--force", "--yes", "job")
-	if got.status != 0 || got.out != "\"job\" was unlocked before it was taken from a client of another library.\n" {
+	if got.status != 0 || got.out != "\"job\" was unlocked before it was taken from another library.\n" {
 		t.Errorf("status %d, printed:\n%s%s", got.status, got.out, got.err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -135,7 +136,8 @@ func list(ctx context.Context, std streams, o *listOptions) error {
 		now := time.Now()
 		rows := make([][]string, len(infos))
 		for i, info := range infos {
-			rows[i] = lockRow(info, now)
+			row := rowOf(info.Name, info.Owners, info.Queue)
+			rows[i] = row.fields(now)
 		}
 		for _, line := range table(lockColumns, rows, widthOf(std.out)) {
 			fmt.Fprintln(std.out, line)
@@ -182,19 +184,38 @@ var lockColumns = []column{
 	{title: "SINCE"},
 }
 
-// lockRow shows a lock in one line. HELD is the time since SINCE, which is of Redis's clock, by ours,
-// so it is not exact.
-func lockRow(info leased.Info, now time.Time) []string {
-	row := []string{printable(info.Name), lockState(info), ownersName(info.Owners), fmt.Sprint(info.Queue), "-", "-", "-"}
-	if len(info.Owners) == 0 {
-		return row
-	}
-	owner := info.Owners[0]
-	row[4] = brief(owner.TTL)
-	if !owner.Since.IsZero() {
-		row[5], row[6] = brief(max(0, now.Sub(owner.Since))), owner.Since.Local().Format("2006-01-02 15:04:05 -07:00")
+// lockRow is a lock as ls and top show it in one line.
+type lockRow struct {
+	name, state, owner string
+	queue              int
+	left               string
+	since              time.Time // by Redis's clock; zero if it is not known
+}
+
+// rowOf returns the row of a lock. Of several owners it tells of the first.
+func rowOf(name string, owners []leased.Owner, queue int) lockRow {
+	row := lockRow{name: printable(name), state: lockState(owners), owner: ownersName(owners), queue: queue, left: "-"}
+	if len(owners) > 0 {
+		row.left, row.since = brief(owners[0].TTL), owners[0].Since
 	}
 	return row
+}
+
+// held is the time since since, which is by Redis's clock, until now by ours, so it is not exact.
+func (r *lockRow) held(now time.Time) string {
+	if r.since.IsZero() {
+		return "-"
+	}
+	return brief(max(0, now.Sub(r.since)))
+}
+
+// fields returns the row as ls shows it.
+func (r *lockRow) fields(now time.Time) []string {
+	since := "-"
+	if !r.since.IsZero() {
+		since = r.since.Local().Format("2006-01-02 15:04:05 -07:00")
+	}
+	return []string{r.name, r.state, r.owner, strconv.Itoa(r.queue), r.left, r.held(now), since}
 }
 
 // ownersName names the first owner, and says how many more there are.
@@ -202,12 +223,9 @@ func ownersName(owners []leased.Owner) string {
 	if len(owners) == 0 {
 		return "-"
 	}
-	text := "(another library)"
-	switch client := owners[0].Client; {
-	case client != "":
-		text = printable(client)
-	case protocol.NewerFormat(owners[0].Value):
-		text = "(a later version of leased)"
+	text := printable(owners[0].Client)
+	if owners[0].Client == "" {
+		text = "(" + writerOf(owners[0].Value) + ")"
 	}
 	if more := len(owners) - 1; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)

@@ -116,21 +116,14 @@ type top struct {
 // watched is a lock as it was when top last looked at it. Its times are numbers of refreshes, 0 for never.
 type watched struct {
 	name    string
-	found   int    // when it was taken up
-	seen    int    // when it was last found in use, or met by the walk although it is looked at each time
-	looked  int    // when it was last looked at
-	freed   int    // since when it has been neither held nor waited for
-	waited  bool   // the walk has met it with an owner and a queue since the last look
-	state   string // see lockState; or moves; empty before the first look
-	owner   string
-	left    time.Duration
-	since   time.Time // zero if it is not known
-	queue   int
+	found   int                  // when it was taken up
+	seen    int                  // when it was last found in use, or met by the walk although it is looked at each time
+	looked  int                  // when it was last looked at
+	freed   int                  // since when it has been neither held nor waited for
+	waited  bool                 // the walk has met it with an owner and a queue since the last look
+	row     lockRow              // empty before the first look
 	waiting map[string]time.Time // when each request was first seen
 }
-
-// moves is the state of a lock that cannot be read because a Cluster moves its slot.
-const moves = "slot moves"
 
 func newTop(rdb redis.UniversalClient, prefix, pattern string) *top {
 	return &top{
@@ -155,7 +148,9 @@ func (t *top) refresh(ctx context.Context, now time.Time) error {
 		case err == nil:
 			w.look(&s, t.turn, now)
 		case isMoving(err):
-			*w = watched{name: w.name, seen: t.turn, looked: t.turn, state: moves, owner: "-"}
+			row := rowOf(w.name, nil, 0)
+			row.state = stateMoves
+			*w = watched{name: w.name, seen: t.turn, looked: t.turn, row: row}
 		case redisserver.Classify(err).Kind == protocol.OtherType:
 			delete(t.locks, w.name)
 		default:
@@ -265,42 +260,29 @@ func byTurn(a, b *watched) int {
 // byRank orders locks as they are shown: those that cannot be read come behind those that are busy, and
 // the free ones last, those that were busy most recently first.
 func byRank(a, b *watched) int {
-	return cmp.Or(a.class()-b.class(), b.queue-a.queue, b.freed-a.freed, strings.Compare(a.name, b.name))
+	return cmp.Or(a.class()-b.class(), b.row.queue-a.row.queue, b.freed-a.freed, strings.Compare(a.name, b.name))
 }
 
 func (w *watched) class() int {
 	switch {
 	case w.freed > 0:
 		return 2
-	case w.state == moves:
+	case w.row.state == stateMoves:
 		return 1
 	}
 	return 0
 }
 
-// look takes over what Redis says, none of which is assumed to be well-formed.
+// look takes over what Redis says.
 func (w *watched) look(s *protocol.Snapshot, turn int, now time.Time) {
 	requests, number := s.Waiting()
-	w.looked, w.waited, w.left, w.queue, w.since = turn, false, s.Left, number, time.Time{}
-	var info leased.Info
-	id, err := protocol.ParseID(s.Value)
-	switch {
-	case s.Value == "":
-	case s.Value == protocol.MarkerValue:
-		for i := 0; i < len(s.Readers); i += 2 {
-			id, _ := protocol.ParseID(s.Readers[i]) // without a label if it is none
-			info.Owners = append(info.Owners, leased.Owner{Client: id.Label, Shared: true})
-		}
-	case err != nil:
-		who, kept := protocol.ParseCooldown(s.Value)
-		info.Owners = []leased.Owner{{Client: who.Label, Unlocked: kept}}
-	default:
-		info.Owners = []leased.Owner{{Client: id.Label}}
-		_, w.since = protocol.ParseMeta(s.Meta)
+	var owners []leased.Owner
+	for _, o := range s.Owners() {
+		owners = append(owners, leased.Owner(o))
 	}
-	w.state, w.owner = lockState(info), ownersName(info.Owners)
+	w.looked, w.waited, w.row = turn, false, rowOf(w.name, owners, number)
 	switch {
-	case w.state != "free" || w.queue > 0:
+	case w.row.state != stateFree || number > 0:
 		w.seen, w.freed = turn, 0
 	case w.freed == 0:
 		w.freed = turn
@@ -315,7 +297,15 @@ func (w *watched) look(s *protocol.Snapshot, turn int, now time.Time) {
 	w.waiting = waiting
 }
 
-// wait returns how long the longest waiter has been seen.
+// fields returns the row as top shows it. WAIT is how long the longest waiter has been seen.
+func (w *watched) fields(now time.Time) []string {
+	wait := "-"
+	if w.row.queue > 0 {
+		wait = brief(w.wait(now))
+	}
+	return []string{w.row.name, w.row.state, w.row.owner, strconv.Itoa(w.row.queue), wait, w.row.left, w.row.held(now)}
+}
+
 func (w *watched) wait(now time.Time) time.Duration {
 	longest := time.Duration(0)
 	for _, first := range w.waiting {
@@ -330,8 +320,8 @@ var topColumns = []column{
 	{title: "OWNER", least: 8},
 	{title: "QUEUE", right: true},
 	{title: "WAIT", right: true},
-	{title: "HELD", right: true},
 	{title: "LEFT", right: true},
+	{title: "HELD", right: true},
 }
 
 // show prints what this refresh has found, with at most most rows, or with all rows if most is 0.
@@ -345,11 +335,11 @@ func (t *top) show(out io.Writer, now time.Time, most int) {
 			continue
 		case w.freed > 0:
 			continue
-		case w.state == moves:
+		case w.row.state == stateMoves:
 			moving++
 		}
 		busy = append(busy, w)
-		waiting += w.queue
+		waiting += w.row.queue
 	}
 	slices.SortFunc(busy, byRank)
 	width := widthOf(out)
@@ -369,17 +359,7 @@ func (t *top) show(out io.Writer, now time.Time, most int) {
 	}
 	rows := make([][]string, len(busy))
 	for i, w := range busy {
-		row := []string{printable(w.name), w.state, w.owner, strconv.Itoa(w.queue), "-", "-", "-"}
-		if w.queue > 0 {
-			row[4] = brief(w.wait(now))
-		}
-		if w.state != "free" && w.state != moves {
-			row[6] = brief(w.left)
-		}
-		if !w.since.IsZero() {
-			row[5] = brief(max(0, now.Sub(w.since)))
-		}
-		rows[i] = row
+		rows[i] = w.fields(now)
 	}
 	if len(rows) > 0 {
 		for _, line := range table(topColumns, rows, width) {

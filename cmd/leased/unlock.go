@@ -103,7 +103,7 @@ func noneIsNew(before, now []leased.Owner) bool {
 func ownersText(owners []leased.Owner) string {
 	var names []string
 	for _, o := range owners {
-		names = append(names, clientText(o.Client, o.Value))
+		names = append(names, clientText(o))
 	}
 	if len(names) > 3 {
 		names = append(names[:3:3], fmt.Sprintf("%d more", len(owners)-3))

@@ -175,7 +175,7 @@ var mutants = []mutant{
 	{"a large foreign value is sent whole", "internal/redisserver/scripts/common.lua", "string.sub(blocker, 1, 300)", "blocker", "LargeForeignValue"},
 	{"a foreign value is cut to what may be an id", "internal/redisserver/scripts/common.lua", "string.sub(blocker, 1, 300)", "string.sub(blocker, 1, 256)", "LargeForeignValue"},
 	{"a downgrade overwrites a later format's meta", "internal/redisserver/scripts/common.lua", "  if newer_meta then return end\n", "", "LaterFormat"},
-	{"an expiry beyond all time overflows", "internal/redisserver/reply.go", "max(-century, min(ms, century))", "ms", "AReadersExpiryCanBeAnything"},
+	{"an expiry beyond all time overflows", "internal/protocol/owners.go", "max(-century, min(ms, century))", "ms", "AReadersExpiryCanBeAnything"},
 
 	// minimum holds
 	{"a minimum hold ends with the release", "internal/redisserver/scripts/common.lua", "if mode == 'r' or not cooldown then", "if true then", "KeptWhenItGivesItBack|" + simulation},
@@ -205,7 +205,7 @@ var mutants = []mutant{
 	{"who gives up at its admission has a minimum hold", "internal/lockstate/lock.go", "		l.grant.minHoldUntil = 0\n", "", "WhoDoesNotTakeTheLock"},
 	{"the canceler forgets the minimum hold", "canceler.go", "Cooldown: cancel.Cooldown(now)", "Cooldown: 0 * cancel.Cooldown(now)", "AReleaseWithoutAnswerKeeps"},
 	{"readers have a minimum hold", "internal/lockstate/lock.go", "	if c.Mode == protocol.Exclusive && c.Opts.MinHold > 0 {", "	if c.Opts.MinHold > 0 {", "AReaderHasNoMinimumHold"},
-	{"a cool-down is a foreign owner to operators", "inspect.go", "	if who, ok := protocol.ParseCooldown(s.Value); ok {", "	if who, ok := protocol.ParseCooldown(s.Value); ok && false {", "IsSeenByOperators"},
+	{"a cool-down is a foreign owner to operators", "internal/protocol/owners.go", "	if who, ok := ParseCooldown(s.Value); ok {", "	if who, ok := ParseCooldown(s.Value); ok && false {", "IsSeenByOperators"},
 	{"a minimum hold may be longer than the maximum", "options.go", "	if o.MaxHold > 0 && o.MinHold > o.MaxHold {", "	if false {", "OutOfRange"},
 
 	// links from a waiter to the owner that kept it waiting
@@ -847,7 +847,7 @@ var mutants = []mutant{
 	{"a grant that too few replicas have stays", "internal/redisserver/replicas.go", "		err = &unconfirmedGrant{err}\n", "", "Replica"},
 	{"a lease that a sleep ended is said not to have been renewed", "internal/lockstate/timers.go", "			why = Slept\n", "", "TestALeaseThatASleepEnds"},
 	{"a lease that was not renewed is said to have ended by a sleep", "internal/lockstate/timers.go", "< window(g.ttl())/2 {", "< window(g.ttl()) {", "TestALeaseThatASleepEnds"},
-	{"a token that is not a time is said to be one", "inspect.go", "if reader.Token <= s.Clock || s.Servers > 0 {", "if true {", "TestSinceWhen"},
+	{"a token that is not a time is said to be one", "internal/protocol/owners.go", "if reader.Token <= s.Clock || s.Servers > 0 {", "if true {", "TestSinceWhen"},
 	{"a request that is made anew again and again fills the log of its caller", "internal/lockstate/eventlog.go", "		return e.has(EventQueuedInRedis)\n", "		return false\n", "NotConfirmedAgainAndAgain"},
 	{"after many errors it is not told that others are ahead", "internal/lockstate/eventlog.go", "		return e.has(EventQueuedInRedis)\n", "		return true\n", "ToldAfterAnyNumberOfErrors"},
 	{"locks that were renewed together are kept", "watchdog.go", "		clear(due) // it must keep no lock that is not in use anymore\n", "", "RenewedAndUnlocked"},

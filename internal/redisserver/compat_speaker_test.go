@@ -141,7 +141,7 @@ func (c *speaker) answer(st step, reply any) (a protocol.Answer) {
 			if _, short := reply[0].(string); short { // a shortcut's, to a request that waits
 				place, _ := reply[2].(int64)
 				left, _ := reply[3].(int64)
-				a.Outcome, a.Place, a.Left = protocol.Enqueued, int(place), Remaining(left)
+				a.Outcome, a.Place, a.Left = protocol.Enqueued, int(place), protocol.Remaining(left)
 				return a
 			}
 		}
@@ -159,7 +159,7 @@ func (c *speaker) answer(st step, reply any) (a protocol.Answer) {
 		case 1:
 			a.Outcome, a.Token, a.More = protocol.Granted, uint64(at(1)), at(3) == 1
 		case 2:
-			a.Outcome, a.Place, a.Left, a.NoNotify = protocol.Enqueued, int(at(3)), Remaining(at(4)), at(6) == 1
+			a.Outcome, a.Place, a.Left, a.NoNotify = protocol.Enqueued, int(at(3)), protocol.Remaining(at(4)), at(6) == 1
 		case 3:
 			a.Outcome = protocol.Refused
 		case 4:

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
 )
@@ -82,7 +81,7 @@ func parseAnswer(reply []any) (protocol.Answer, error) {
 			Token:      uint64(number(1)),
 			Clock:      uint64(number(2)),
 			Place:      int(number(3)),
-			Left:       Remaining(number(4)),
+			Left:       protocol.Remaining(number(4)),
 			Blocker:    blocker,
 			NoNotify:   number(6) == 1,
 			Echo:       int(number(7)),
@@ -120,7 +119,7 @@ func parseShort(reply []any) (protocol.Answer, error) {
 	if err1 != nil || err2 != nil || !ok1 || !ok2 || !ok3 {
 		return protocol.Answer{}, malformed(reply)
 	}
-	a.Place, a.Left, a.Blocker = int(place), Remaining(left), blocker
+	a.Place, a.Left, a.Blocker = int(place), protocol.Remaining(left), blocker
 	if len(reply) == 6 {
 		echoed, ok := reply[5].(int64)
 		if !ok {
@@ -152,13 +151,6 @@ func clockAndMark(time, mark any) (uint64, uint64) {
 
 // noKey is what PTTL returns of a key that does not exist.
 const noKey = -2
-
-// Remaining converts ms to a duration of at most 100 years, because a foreign client can
-// set an expiry that does not fit.
-func Remaining(ms int64) time.Duration {
-	const century = 100 * 365 * 24 * 3600 * 1000
-	return time.Duration(max(-century, min(ms, century))) * time.Millisecond
-}
 
 // parseEviction parses the reply of evict.lua.
 func parseEviction(reply any) (token int64, notified int, unfinished bool, evicted []string, err error) {
@@ -216,7 +208,7 @@ func parseSnapshot(reply []any) (protocol.Snapshot, error) {
 	}
 	return protocol.Snapshot{
 		Value:   value,
-		Left:    Remaining(left),
+		Left:    protocol.Remaining(left),
 		Clock:   uint64(number(reply[2])),
 		Meta:    text(reply[3]),
 		Readers: list(reply[4]),
