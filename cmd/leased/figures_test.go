@@ -34,11 +34,11 @@ func TestTheFiguresOfThePageAreThoseOfTheProgram(t *testing.T) {
 		{"With the default TTL that is 20 s and 27 s after Redis last answered", flag("run", "ttl"), "30s"},
 		{"does not answer at the start, `leased run` ends with status 69: after five seconds", connectTime, 5 * time.Second},
 		{"does not answer for more than five seconds, it says why", lastingTrouble, 5 * time.Second},
-		{"read the keys with SCAN, 100 per call", scanCount, 100},
-		{"`top` makes at most 300 such calls", topScans, 300},
-		{"asks about some 5,000 locks one by one at most", topChecks, 5000},
-		{"queries at most 200 locks", topLooks, 200},
-		{"`ls` lists 1,000 unless `--limit` says otherwise", flag("ls", "limit"), "1000"},
+		{"find locks by SCAN (100 keys a call, and never KEYS)", scanCount, 100},
+		{"A refresh of `top` costs at most 300 calls of SCAN", topScans, 300},
+		{"5,000 single EXISTS (always single in a Cluster)", topChecks, 5000},
+		{"and queries about 200 locks", topLooks, 200},
+		{"`ls` lists 1,000 locks unless `--limit` says otherwise", flag("ls", "limit"), "1000"},
 	} {
 		if !strings.Contains(page, c.sentence) {
 			t.Errorf("the page does not say %q", c.sentence)
