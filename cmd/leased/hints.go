@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // hint says what a reply of Redis with a mark means, or another error, and what to do about it.
@@ -55,7 +57,7 @@ const (
 // counts for more than the silence of others.
 func hintFor(err error) hint {
 	for _, h := range hints {
-		if replied(err, h.mark) {
+		if redisserver.Replied(err, h.mark) {
 			return h
 		}
 	}
@@ -66,17 +68,6 @@ func hintFor(err error) hint {
 		return noAnswerInTime
 	}
 	return hint{}
-}
-
-// replied reports whether Redis replied with an error that contains mark. It does not look at the rest of
-// the text of err, nor at the arguments that Redis repeats: these have the name of a lock, which may contain
-// any mark.
-func replied(err error, mark string) bool {
-	return wraps(err, func(err error) bool {
-		_, ok := err.(redis.Error) //nolint:errorlint // wraps unwraps
-		text, _, _ := strings.Cut(err.Error(), ", with args beginning with: ")
-		return ok && strings.Contains(text, mark)
-	})
 }
 
 // timedOut reports whether err says that there was no answer in time.

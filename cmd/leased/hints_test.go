@@ -43,11 +43,16 @@ func TestTheNameOfALockIsNotTakenForAnAnswer(t *testing.T) {
 	}
 }
 
-// Up to the arguments, which are another matter.
-func TestArgumentsThatRedisRepeatsAreNotTakenForAnAnswer(t *testing.T) {
-	err := refusal("ERR unknown command 'evalsha', with args beginning with: '5f' '1' 'MOVED house' ")
-	if got := inPlainWords(err); got != error(err) {
-		t.Errorf("%q is called %q", err, got)
+// A lock may be called MISCONF, and Redis repeats its name.
+func TestWhatRedisRepeatsIsNotTakenForAnAnswer(t *testing.T) {
+	for text, want := range map[refusal]hint{
+		"ERR unknown command 'evalsha', with args beginning with: '5f' '1' 'MOVED house' ": {},
+		"NOPERM User u has no permissions to access the 'MISCONF' key":                     hintFor(refusal("NOPERM")),
+		"ERR ACL failure in script: User u has no permissions to access the 'MISCONF' key": hintFor(refusal("ACL failure in script")),
+	} {
+		if got := hintFor(text); got.cause != want.cause || got.advice != want.advice {
+			t.Errorf("%q is explained by %+v, not %+v", text, got, want)
+		}
 	}
 }
 

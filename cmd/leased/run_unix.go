@@ -20,6 +20,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // A run is three processes: this one, which holds the lease; the guard; and the command. The
@@ -300,7 +301,7 @@ func (o *runOptions) acquire(ctx context.Context, std streams, conn *connection,
 			fmt.Fprintf(std.err, "leased: still waiting for lock %q: %s\n", o.name, strings.TrimPrefix(text, "leased: "))
 			warnings = nil
 		case err := <-trouble.failures:
-			if !conn.replica || !replied(err, "READONLY") {
+			if !conn.replica || !redisserver.Replied(err, "READONLY") {
 				continue
 			}
 			cancel()

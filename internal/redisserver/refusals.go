@@ -30,6 +30,12 @@ func says(err error, sentences ...string) bool {
 	})
 }
 
+// Replied reports whether err is, or wraps, a reply that contains sentence. Unlike says, it finds nothing in
+// the text of an error that wraps no reply: whoever made it may have put the name of a lock there.
+func Replied(err error, sentence string) bool {
+	return err != nil && slices.ContainsFunc(collectReplies(nil, err), func(r refusal) bool { return strings.Contains(r.text, sentence) })
+}
+
 // refusalsIn returns the replies that err is or wraps: each Sentinel, for example, may have sent one. If
 // there is none, the text of err may still tell of one, because a hook has put it into an error of its own,
 // or because the error would otherwise match that of a context, see ofNetwork.
