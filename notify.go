@@ -203,8 +203,7 @@ func (in *inbox) attemptEnded(refused bool, err error) (pause time.Duration) {
 	polls := in.hearing.Polls()
 	in.mu.Unlock()
 	// Of a quorum, the server whose subscription left fewer than a majority says why, not one that has been
-	// dead all along. A refusal has a line of its own.
-	// So has a Redis client that was closed.
+	// dead all along. A refusal, and a Redis client that was closed, have lines of their own.
 	failing := in.client.inbox.failing(now)
 	if err != nil && failing >= failsLong && in.failing(now) == failing && !in.refused() && !errors.Is(err, redis.ErrClosed) {
 		in.client.log.subscribeFailed(err)
@@ -282,12 +281,7 @@ func forbids(err error) bool {
 	if !errors.As(err, &refused) {
 		return false
 	}
-	for _, passing := range [...]string{"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"} {
-		if redis.HasErrorPrefix(refused.error, passing) {
-			return false
-		}
-	}
-	return true
+	return !redisserver.Passes(refused.error)
 }
 
 // newSubscription returns a subscription that has no channel yet. In a Cluster, every node passes

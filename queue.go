@@ -17,10 +17,9 @@ import (
 // least time for which Shutdown waits for the queues.
 const gathering = 50 * time.Millisecond
 
-// asyncQueue passes items to deliver, in order, in its own goroutine, which lives while there are
-// items. A call that blocks delays later calls; for a moment, it also delays Shutdown, and a call whose span it
-// ends (see awaitDelivery). A call that panics ends nothing;
-// only the first panic is reported.
+// asyncQueue passes items to deliver, in order, in its own goroutine, which lives while there are items. A
+// call that blocks delays later calls; for a moment, it also delays Shutdown, and a call whose span it ends
+// (see awaitDelivery). A call that panics ends nothing; only the first panic is reported.
 type asyncQueue[T any] struct {
 	deliver func(T)
 

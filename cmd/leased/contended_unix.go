@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -43,17 +42,8 @@ func (o *runOptions) contended(ctx context.Context, conn *connection, err error)
 	if unproved {
 		return o.keptOut(&info), ""
 	}
-	var answer redis.Error
-	if !errors.As(err, &answer) {
-		return true, ""
-	}
-	// These would have been the answer to Inspect, too, so they have passed.
-	for _, passed := range []string{"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"} {
-		if strings.HasPrefix(answer.Error(), passed+" ") {
-			return true, ""
-		}
-	}
-	return false, ""
+	// What passes would have been the answer to Inspect, too, so it has passed.
+	return !errors.As(err, new(redis.Error)) || redisserver.Passes(err), ""
 }
 
 // contendedOnQuorum is contended for what those of n servers answered that did. While a server is in quarantine, an

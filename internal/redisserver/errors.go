@@ -222,6 +222,12 @@ func OnlyOperatorHelps(err error) bool {
 	return errors.As(err, new(*LackingError))
 }
 
+// Passes reports whether err is a reply of a server, or of a node of a Cluster, that for a time refuses all
+// commands, or all that need its data, whatever they are.
+func Passes(err error) bool {
+	return hasCode(err, "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
+}
+
 // insideScript reports whether err says that the user lacks the right to a command that a script calls. What the
 // script has done before that stays done.
 func insideScript(err error) bool {

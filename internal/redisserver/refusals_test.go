@@ -102,6 +102,30 @@ func TestARefusalIsFoundInsideOtherErrors(t *testing.T) {
 	}
 }
 
+func TestWhatIsRefusedForATimePasses(t *testing.T) {
+	for text, want := range map[string]bool{
+		"LOADING Redis is loading the dataset in memory":                                   true,
+		"BUSY Redis is busy running a script. You can only call SCRIPT KILL.":              true,
+		"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.": true,
+		"CLUSTERDOWN Hash slot not served":                                                 true,
+		"TRYAGAIN Multiple keys request during rehashing of slot":                          true,
+		"BUSYGROUP Consumer Group name already exists":                                     false,
+		"NOPERM this user has no permissions to run the 'subscribe' command":               false,
+		"ERR unknown command 'subscribe', with args beginning with: 'LOADING' ":            false,
+		"MISCONF Redis is configured to save RDB snapshots, but it's unable to persist":    false,
+		"OOM command not allowed when used memory > 'maxmemory'.":                          false,
+	} {
+		for _, err := range []error{answerError(text), fmt.Errorf("asking for %q: %w", "LOADING", answerError(text))} {
+			if Passes(err) != want {
+				t.Errorf("%q passes: %v", err, !want)
+			}
+		}
+	}
+	if Passes(nil) || Passes(errors.New("lock \"LOADING\" has no answer")) {
+		t.Error("what is no reply passes")
+	}
+}
+
 // The server repeats a lock's name where it does not know a command, and names what a user may not do.
 func TestALockThatIsCalledWhatRedisSaysGetsTheErrorsOfAnyOther(t *testing.T) {
 	lacks := redistest.Server(t, "--rename-command", "EVALSHA", "", "--rename-command", "EVAL", "", "--rename-command", "ZREM", "")
