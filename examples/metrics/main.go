@@ -42,14 +42,18 @@ func run(ctx context.Context, address string) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	web := &http.Server{Addr: address, Handler: scrape, ReadHeaderTimeout: time.Second}
 	failed := make(chan error, 1)
 	go func() { failed <- web.ListenAndServe() }() // ends with web.Close
 	worked := make(chan error, 1)
-	go func() { worked <- work(ctx, server.Addr(), provider) }() // ends with ctx
+	go func() { worked <- work(ctx, server.Addr(), provider) }() // ends with ctx; waited for below
 	fmt.Printf("metrics at http://%s/metrics, until interrupted\n", address)
 	select {
 	case err = <-failed:
+		cancel()
+		err = errors.Join(err, <-worked)
 	case err = <-worked:
 	}
 	return errors.Join(err, web.Close(), provider.Shutdown(context.Background()))

@@ -1,9 +1,13 @@
 package main
 
 import (
+	"errors"
+	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -39,5 +43,27 @@ func TestAWorkerThatFailsEndsTheOthers(t *testing.T) {
 	}
 	if err := provider.Shutdown(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestTheWorkEndsIfTheAddressOfTheProgramIsTaken(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	if err := run(t.Context(), taken.Addr().String()); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("run returned %v", err)
+	}
+	stacks := make([]byte, 1<<20)
+	for began := time.Now(); ; {
+		running := string(stacks[:runtime.Stack(stacks, true)])
+		if !strings.Contains(running, "metrics.work") {
+			return
+		}
+		if time.Since(began) > 10*time.Second {
+			t.Fatalf("a goroutine of the work is left:\n%s", running)
+		}
+		time.Sleep(time.Millisecond) // the pause of a poll: one that has said that it ends is still there for an instant
 	}
 }
