@@ -302,7 +302,7 @@ func (e *entry) lastKnownLocked() (known lastKnown) {
 func (h *handle) refusal(known *lastKnown, reason error, began time.Time) error {
 	r := &notAcquired{name: h.keys.Name(), waited: time.Since(began), reason: reason, unasked: known == nil}
 	if known != nil {
-		r.lastErr, r.blocker, r.silent = known.err, blockerName(known.blocker), known.silent
+		r.lastErr, r.blocker, r.silent = known.err, blockerText(known.blocker), known.silent
 		r.here, r.kept = known.here, known.kept
 		_, r.minHold = protocol.ParseCooldown(known.blocker)
 		r.taken = known.err == nil && (known.here || known.owned) && ofContext(reason)

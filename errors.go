@@ -123,7 +123,7 @@ type notAcquired struct {
 	waited  time.Duration
 	reason  error
 	lastErr error  // last error of Redis, may be nil
-	blocker string // readable id of the client that had the lock when Redis last answered, up to 20 s before if it answers; may be empty
+	blocker string // blockerText of the client that had the lock when Redis last answered, up to 20 s before if it answers; may be empty
 	minHold bool   // whether blocker has unlocked and its minimum hold keeps the lock
 	here    bool   // whether a caller of this process was inside
 	kept    bool   // here, and the lease of each caller inside has ended before its Unlock

@@ -108,12 +108,12 @@ func TestWhoIsKeptOutByItsOwnProcessIsToldSo(t *testing.T) {
 		unlock(t, l)
 
 		l = lock(t, elsewhere.Mutex("x"))
-		if err := waits(); !strings.HasSuffix(err.Error(), "(held by elsewhere)") {
+		if err := waits(); !strings.HasSuffix(err.Error(), `(held by "elsewhere")`) {
 			t.Errorf("beside another process: %v", err)
 		}
 		waiter := locking(t, mu)
 		synctest.Wait()
-		says(tries(), `leased: lock "x" not acquired: another caller of this process waits for the lock (held by elsewhere)`)
+		says(tries(), `leased: lock "x" not acquired: another caller of this process waits for the lock (held by "elsewhere")`)
 		unlock(t, l)
 		l = closesSoon(t, "it gets in", waiter)
 		says(waits(), `leased: lock "x" not acquired after 1s: context deadline exceeded (held by another caller of this process)`)
@@ -205,7 +205,7 @@ func TestAWaitThatEndsBeforeRedisHasAnsweredSaysSo(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 			defer cancel()
 			_, err := mu.LockContext(ctx)
-			want := `leased: lock "x" not acquired after 50ms: context deadline exceeded (held by elsewhere)`
+			want := `leased: lock "x" not acquired after 50ms: context deadline exceeded (held by "elsewhere")`
 			if silent {
 				want = `leased: lock "x" not acquired after 50ms: context deadline exceeded (Redis had not answered)`
 			}

@@ -718,7 +718,7 @@ func TestAMinimumHoldIsSeenByOperatorsAndForeignersAndEndedByForceUnlock(t *test
 			t.Errorf("a foreign client took it: %v", err)
 		}
 		_, err = other.Mutex("x").TryLockContext(ctx)
-		if isAll(t, err, leased.ErrLocked); !strings.Contains(err.Error(), "(kept until the end of the minimum hold of job:1)") {
+		if isAll(t, err, leased.ErrLocked); !strings.Contains(err.Error(), `(kept until the end of the minimum hold of "job:1")`) {
 			t.Error(err)
 		}
 		if _, err := job.Mutex("x").TryLockContext(ctx); !errors.Is(err, leased.ErrLocked) {

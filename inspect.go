@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -270,5 +271,13 @@ func blockerName(value string) string {
 	case protocol.NewerFormat(value):
 		return "a later version of leased"
 	}
-	return "a foreign client"
+	return "a client of another library"
+}
+
+// blockerText is blockerName for a sentence, in which the label of a client is quoted.
+func blockerText(value string) string {
+	if id, ok := protocol.OwnerOf(value); ok && id.Label != "" {
+		return strconv.Quote(id.Label)
+	}
+	return blockerName(value)
 }

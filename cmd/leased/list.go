@@ -40,8 +40,8 @@ func listCommand(std streams) *cobra.Command {
 		Use:   "ls [PATTERN]",
 		Short: "List the locks that are held or waited for",
 		Long: "Lists the locks that are held or waited for, whose names match PATTERN: * stands for any text, ? for one character, " +
-			"[a-z] for one of several. Redis is read with SCAN, in small steps. Locks that only clients of other libraries have " +
-			"used are not known; inspect shows those.",
+			"[a-z] for one of several. Redis is read with SCAN, in small steps. A lock that only clients of other libraries have " +
+			"used, and for which no client of Leased waits, is not known; inspect shows it.",
 		Example: "  leased ls 'invoice:*'",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {

@@ -214,6 +214,38 @@ func TestTopShowsQueuesAndHowLongTheyWereSeen(t *testing.T) {
 	}
 }
 
+// While old and new programs use one lock, a client of Leased waits for one that no such client has had yet.
+func TestALockThatOnlyAnotherLibraryHasHadIsListedWhileSomebodyWaits(t *testing.T) {
+	redistest.OnBoth(t, func(t *testing.T, s redistest.Target) {
+		rdb := s.NewClient(t)
+		for _, name := range []string{"alone", "old", "{old}:tagged"} {
+			if err := rdb.Set(t.Context(), s.Prefix+name, "of another library", time.Minute).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		other, err := leased.New(rdb, leased.WithKeyPrefix(s.Prefix))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"old", "{old}:tagged"} {
+			waits(t, other, name)
+			keys, err := protocol.NewKeys(s.Prefix, name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			until(t, "the waiter queues", func() bool { return rdb.Exists(t.Context(), keys.Queue()).Val() == 1 })
+		}
+		got := invoke(t, "ls", "--redis", s.Addr, "--prefix", s.Prefix)
+		if found := strings.Join(names(got.out), " "); got.status != 0 || found != "old {old}:tagged" || !strings.Contains(got.out, "(another library)") {
+			t.Errorf("ls: %+v", got)
+		}
+		summary, rows, _ := picture(t, newTop(rdb, s.Prefix, "*"))
+		if summary != "2 locks held or waited for, 2 processes waiting" || rows["old"] == nil || rows["{old}:tagged"] == nil {
+			t.Errorf("top: %s: %q", summary, rows)
+		}
+	})
+}
+
 // A client that gives up and asks again has two requests in the queue until the cancel of the first has
 // arrived.
 func TestTopCountsOnlyTheLastRequestOfAWaitingClient(t *testing.T) {

@@ -16,8 +16,9 @@ import (
 const scanCount = 100
 
 // scanLocks calls f with the names of the locks that Redis remembers, until f returns false. A lock
-// that was held has a key with its last token, and the name of that key says which lock it belongs
-// to. scanLocks may call f more than once with the same name.
+// that was held has a key with its last token, and one that is waited for has a queue, also while a client of
+// another library has it. The names of these keys say which lock they belong to. scanLocks may call f more
+// than once with the same name.
 func scanLocks(ctx context.Context, rdb redis.UniversalClient, prefix, pattern string, f func(name string) bool) error {
 	s := newScan(prefix, pattern)
 	for !s.over() {
@@ -58,7 +59,7 @@ func (s *scan) step(ctx context.Context, rdb redis.UniversalClient) ([]string, e
 		_, s.apart = rdb.(*redis.ClusterClient)
 	}
 	s.node = s.nodes[0]
-	keys, cursor, err := s.node.Scan(ctx, s.cursor, globQuote(s.prefix)+s.pattern+":*:meta", scanCount).Result()
+	keys, cursor, err := s.node.Scan(ctx, s.cursor, globQuote(s.prefix)+s.pattern+helperKeys, scanCount).Result()
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +69,7 @@ func (s *scan) step(ctx context.Context, rdb redis.UniversalClient) ([]string, e
 	}
 	var names []string
 	for _, key := range keys {
-		if name, ok := lockOfMeta(s.prefix, key); ok && globMatch(s.pattern, name) {
+		if name, ok := lockOf(s.prefix, key); ok && globMatch(s.pattern, name) && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
@@ -135,12 +136,17 @@ func (s *scan) inUse(ctx context.Context, names []string) ([]string, error) {
 // unanswered reports whether a command failed without an answer of Redis.
 func unanswered(err error) bool { return err != nil && !errors.As(err, new(redis.Error)) }
 
-// lockOfMeta returns the lock whose last token a key holds: the key is <key>:{<key>}:meta, or
-// <key>::meta if the lock's key has a hash tag of its own.
-func lockOfMeta(prefix, key string) (name string, ok bool) {
+// helperKeys is the end of a pattern for the keys that lockOf knows, and few others.
+const helperKeys = ":*:[mq][eu]*[ae]"
+
+// lockOf returns the lock whose last token or queue a key holds: the key is <key>:{<key>}:meta, or
+// <key>::meta if the lock's key has a hash tag of its own, and likewise with queue.
+func lockOf(prefix, key string) (name string, ok bool) {
 	stem, ok := strings.CutSuffix(key, ":meta")
 	if !ok {
-		return "", false
+		if stem, ok = strings.CutSuffix(key, ":queue"); !ok {
+			return "", false
+		}
 	}
 	lock, tagged := strings.CutSuffix(stem, ":")
 	if !tagged {
@@ -155,5 +161,5 @@ func lockOfMeta(prefix, key string) (name string, ok bool) {
 		return "", false
 	}
 	keys, err := protocol.NewKeys(prefix, name)
-	return name, err == nil && keys.Meta() == key
+	return name, err == nil && (keys.Meta() == key || keys.Queue() == key)
 }

@@ -676,11 +676,16 @@ func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
 // left, which may be sooner than expected.
 func (l *Lock) Ends(id string, left time.Duration, now time.Time, fx *Effects) {
 	g := &l.grant
-	if !g.requested() || id != g.req.ID {
+	t := &g.ticket
+	switch {
+	case g.requested() && id == g.req.ID:
+	case g.role() == byYield && id == g.next.req.ID:
+		t = &g.next.ticket
+	default:
 		return
 	}
-	g.endsAt = l.instant(now).add(left + AfterExpiry) // kept for an answer that this message overtakes, too
-	g.fullAt = min(g.fullAt, g.endsAt)
+	t.endsAt = l.instant(now).add(left + AfterExpiry) // kept for an answer that this message overtakes, too
+	t.fullAt = min(t.fullAt, t.endsAt)
 	if g.state == queued {
 		g.recheckAt = min(g.recheckAt, g.endsAt)
 		l.applyRules(now, fx)

@@ -70,7 +70,7 @@ func (l *Lock) enqueued(a protocol.Answer, sentAt, now time.Time) {
 	}
 	g.told, g.place, g.hastened = a.Told, a.Place, l.pending.stale
 	g.recheckAt = l.instant(now).add(pause)
-	if g.endsAt > l.instant(now) {
+	if g.endsAt > l.instant(sentAt) { // the answer may be older than the message, and than the end
 		g.recheckAt, g.fullAt = min(g.recheckAt, g.endsAt), min(g.fullAt, g.endsAt)
 	}
 }

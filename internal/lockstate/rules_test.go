@@ -91,6 +91,28 @@ func TestRule3AMessageThatTheOwnersLeaseEndsIsHeededByTheRequestItNamesOnly(t *t
 	h.sends(protocol.Acquire)
 }
 
+func TestRule3AMessageThatTheOwnersLeaseEndsMayOvertakeTheAnswerToAYield(t *testing.T) {
+	for _, late := range []time.Duration{10 * time.Millisecond, 2 * time.Second} { // the answer, before and after the end
+		h, _, _, cmd := yielding(t)
+		h.step(func(now time.Time, fx *Effects) { h.l.Ends(cmd.Next, time.Second, now, fx) })
+		h.pass(late)
+		a := h.queue() // from before the owner gave the lock back
+		a.Left = time.Hour
+		h.answer(a)
+		if early := time.Second + AfterExpiry - late; early > 0 {
+			h.pass(early - 1)
+			h.sendsNothing()
+			h.pass(1)
+		}
+		if again := h.sends(protocol.Acquire); again.ID != cmd.Next {
+			t.Errorf("asks as %s, not as %s", again.ID, cmd.Next)
+		}
+		h.answer(a)
+		h.pass(time.Second) // that was the re-check, and there is not another one at once
+		h.sendsNothing()
+	}
+}
+
 func TestRule3AWaiterLooksAgainAtAPaceJitteredDownwards(t *testing.T) {
 	for ttl, pace := range map[time.Duration]time.Duration{
 		900 * time.Millisecond: 300 * time.Millisecond,
