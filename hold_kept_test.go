@@ -201,6 +201,34 @@ func TestASlowCallerOfAKeptLockIsLogged(t *testing.T) {
 	})
 }
 
+// A lock that nobody waited for is lost before its caller has reported how it came in. The wait gets no span, and the
+// hold, which did not end well, has one all the same.
+func TestAHoldThatIsLostBeforeItsWaitIsReportedHasASpan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		spans := tracetest.NewSpanRecorder()
+		c := settled(t, onStub(t, 0, 0, WithTracerProvider(sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)))))
+		ctx, h, w := context.Background(), &c.Mutex("x").handle, &call{Mode: protocol.Exclusive}
+		began := time.Now()
+		span := c.tracing.startWaitSpan(ctx, "x", w, began)
+		e, err := h.wait(ctx, w, began)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var evicted lockstate.Effects
+		e.mu.Lock()
+		e.state().Revoked(e.state().Request().ID, 0, time.Now(), &evicted)
+		e.mu.Unlock()
+		e.perform(&evicted, false, 0)
+		c.tracing.endWaitSpan(ctx, span, &waitRecord{h, e, w, nil, began, time.Now()})
+		c.Mutex("x").Unlock()
+		synctest.Wait()
+		ended := spans.Ended()
+		if len(ended) != 1 || ended[0].Name() != spanHold || ended[0].Status().Description != "forced" {
+			t.Errorf("spans: %v", ended)
+		}
+	})
+}
+
 // A hold begins when its caller is admitted, though that one's goroutine goes on later: others may begin to wait
 // for it in between.
 func TestAHoldSpanBeginsWhenItsCallerIsAdmitted(t *testing.T) {

@@ -174,7 +174,7 @@ func WithoutLockNamesInLogs() Option {
 // in no other way. The handler is called for one loss at a time, under no mutex of this
 // package. If it blocks, 100,000 further losses are queued for it; those beyond are
 // dropped, which is logged. A lease that is still held when Close has returned is not
-// watched anymore: only its Unlock reports that it was lost. The default is to log each
+// watched anymore: only its Unlock, or [Lease.Check], reports that it was lost. The default is to log each
 // loss at level Error; losses that come together for the same reason share a line, with
 // their number.
 func WithLossHandler(handler func(LossEvent)) Option {

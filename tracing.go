@@ -283,17 +283,21 @@ func notePlaces(span trace.Span, events []lockstate.Event) {
 }
 
 // skipSpan notes that the wait gets no span. The hold gets one if another caller already waits
-// for it.
+// for it, or if it has already ended, and not well.
 func (r *waitRecord) skipSpan() {
 	if r.err != nil {
 		return
 	}
-	r.entry.mu.Lock()
-	defer r.entry.mu.Unlock()
-	r.call.trace().waitUnreported = false
-	defer r.entry.restLocked()
-	if r.entry.state().Contended() {
-		r.entry.traceHolderLocked(r.call)
+	e, w := r.entry, r.call
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	w.trace().waitUnreported = false
+	defer e.restLocked()
+	switch {
+	case w.Reported && w.trace().end.how != holdReleased && !w.Leased && w.trace().claimHoldSpan():
+		e.beginHoldSpanLocked(w)
+	case e.state().Contended():
+		e.traceHolderLocked(w)
 	}
 }
 
@@ -354,6 +358,11 @@ func (e *entry) traceHolderLocked(w *call) {
 	if w.Phase != lockstate.Inside || w.Leased || w.Reported || w.Events == nil || w.trace().waitUnreported || !w.trace().claimHoldSpan() {
 		return
 	}
+	e.beginHoldSpanLocked(w)
+}
+
+// beginHoldSpanLocked has the hold span of w, which was claimed, begun as the root of a trace.
+func (e *entry) beginHoldSpanLocked(w *call) {
 	t, since := e.client.tracing, onWallClock(e.client.began.Add(w.Since))
 	t.later(func() { t.startHoldSpan(context.Background(), e, w, since) })
 }
@@ -456,6 +465,7 @@ func (e *entry) takeHoldLocked(w *call, end holdEnd) (r holdRecord, ok bool) {
 	switch {
 	case t.span != nil:
 		r.ends, r.span, r.events = endsHere, t.span, t.TakeHoldEvents()
+	case t.waitUnreported: // whoever reports the wait begins the span, and ends it
 	case end.how != holdReleased && !w.Leased && t.claimHoldSpan():
 		r.ends, r.events = dueHere, t.TakeHoldEvents()
 	case t.spanClaimed:

@@ -36,6 +36,65 @@ func TestTraceOfATryThatFindsTheLockHeld(t *testing.T) {
 	})
 }
 
+// deliberates is a sampler that takes a while to decide about a wait.
+type deliberates struct{ declines bool }
+
+func (d deliberates) Description() string { return "deliberates" }
+
+func (d deliberates) ShouldSample(p sdk.SamplingParameters) sdk.SamplingResult {
+	if p.Name == "leased.wait" {
+		time.Sleep(time.Second)
+		if d.declines {
+			return sdk.SamplingResult{Decision: sdk.Drop}
+		}
+	}
+	return sdk.SamplingResult{Decision: sdk.RecordAndSample}
+}
+
+// The span of the wait of a Lock begins when that is over. If the lease is lost meanwhile, its hold is no other root.
+func TestTheHoldOfALockThatIsLostWhileItsWaitIsReportedBelongsToThatWait(t *testing.T) {
+	for _, declines := range []bool{false, true} {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			r := newRecorder(t, sdk.WithSampler(deliberates{declines}))
+			c := newClient(t, s, leased.WithTracerProvider(r), leased.WithLossHandler(func(leased.LossEvent) {}))
+			mu := c.Mutex("x")
+			first := lock(t, mu)
+			locked := make(chan struct{})
+			go func() {
+				mu.Lock()
+				close(locked)
+			}()
+			synctest.Wait()
+			time.Sleep(10 * time.Millisecond)
+			unlock(t, first)
+			time.Sleep(500 * time.Millisecond) // the second is inside, and the sampler is at work
+			if err := forceUnlock(context.Background(), c, "x"); err != nil {
+				t.Error(err)
+			}
+			<-locked
+			mu.Unlock()
+			synctest.Wait()
+			var waits, forced []tracetest.SpanStub
+			for _, span := range r.kept.GetSpans() {
+				switch {
+				case span.Name == "leased.wait":
+					waits = append(waits, span)
+				case span.Status.Description == "forced":
+					forced = append(forced, span)
+				}
+			}
+			switch {
+			case declines:
+				if len(forced) != 0 {
+					t.Error("the hold has a span, and its wait has none")
+				}
+			case len(waits) == 0 || len(forced) != 1 || forced[0].Parent.SpanID() != waits[len(waits)-1].SpanContext.SpanID():
+				t.Errorf("waits %v, holds that were lost %v", waits, forced)
+			}
+		})
+	}
+}
+
 func TestTraceOfAWaitThatRedisOrCloseRefuses(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		r := newRecorder(t)
