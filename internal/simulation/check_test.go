@@ -251,13 +251,13 @@ func (w *world) served(before, after view, p *packet, a protocol.Answer) {
 		still[id] = true
 	}
 	for _, id := range before.queue {
-		if !before.dead[id] && !still[id] && !after.owns(id) && !w.skipped(id) && (p.kind != "cancel" || p.g.ID != id) && (p.cmd.Proof == 0 || p.cmd.ID != id) {
+		if !before.dead[id] && !still[id] && !after.owns(id) && !w.skipped(id) && (p.kind != cancelPacket || p.g.ID != id) && (p.cmd.Proof == 0 || p.cmd.ID != id) {
 			w.fail("%s was dropped from the queue alive", short(id))
 		}
 	}
 	// While another program's hash is in the key's place, a cancel ends as if it had found nothing:
 	// nobody can get the lock, and a request left in the queue is disowned later.
-	if p.kind == "cancel" && !before.odd && (after.owns(p.g.ID) || still[p.g.ID]) {
+	if p.kind == cancelPacket && !before.odd && (after.owns(p.g.ID) || still[p.g.ID]) {
 		w.fail("%s outlived its cancel", short(p.g.ID))
 	}
 	if a.Brief {
@@ -268,7 +268,7 @@ func (w *world) served(before, after view, p *packet, a protocol.Answer) {
 		}
 		return
 	}
-	looked := p.kind == "cancel" || p.kind == "request" && (p.cmd.Verb == protocol.Acquire) != before.owns(p.cmd.ID)
+	looked := p.kind == cancelPacket || p.kind == requestPacket && (p.cmd.Verb == protocol.Acquire) != before.owns(p.cmd.ID)
 	if who, _ := protocol.ParseID(p.cmd.ID); p.cmd.Question {
 		looked = a.Outcome == protocol.Granted && who.Mode == protocol.Shared
 		if a.Outcome != protocol.Granted && (after.value != before.value || !slices.Equal(after.queue, before.queue)) {
@@ -519,7 +519,7 @@ func (w *world) learned(id string, o protocol.Outcome, p *packet) {
 	g := p.c.status()
 	switch {
 	case o == protocol.Granted && p.err == nil:
-	case o == protocol.NotOurs && p.kind == "renewed" && !g.Downgrading && !p.r.At.Before(g.Proved):
+	case o == protocol.NotOurs && p.kind == renewedPacket && !g.Downgrading && !p.r.At.Before(g.Proved):
 	default:
 		return
 	}
@@ -561,10 +561,10 @@ func (w *world) accident(what string) {
 			w.excused[c.status().Req.ID] = w.now
 		}
 		for _, p := range w.wire { // sent, but not yet received
-			if p.kind == "message" && p.m.Kind == protocol.MessageGranted {
+			if p.kind == messagePacket && p.m.Kind == protocol.MessageGranted {
 				w.excused[p.m.ID] = w.now
 			}
-			if p.kind == "reply" && p.a.Outcome == protocol.Granted {
+			if p.kind == replyPacket && p.a.Outcome == protocol.Granted {
 				w.excused[p.cmd.ID], w.excused[p.cmd.Next] = w.now, w.now
 			}
 		}

@@ -26,7 +26,7 @@ func (w *world) extended(c *simClient, r *protocol.Renewal) {
 // What ends between two scripts is noted by disowned.
 func (w *world) dispossess(before, after view, p *packet) {
 	for _, id := range append(sortedKeys(before.readers), before.value) {
-		own := p.kind == "request" && p.cmd.ID == id || p.kind == "cancel" && p.g.ID == id
+		own := p.kind == requestPacket && p.cmd.ID == id || p.kind == cancelPacket && p.g.ID == id
 		if id != "" && before.owns(id) && !after.owns(id) && !own {
 			w.taken[id] = true
 		}
@@ -63,7 +63,7 @@ func (w *world) lostAtRelease(c *simClient, d *departure) {
 func (w *world) doubted(p *packet, a protocol.Answer) {
 	id := p.cmd.ID
 	who, _ := protocol.ParseID(id)
-	if p.kind != "request" || p.cmd.Verb != protocol.Release || p.cmd.Proof == 0 || a.Outcome != protocol.Done || who.Mode != protocol.Exclusive {
+	if p.kind != requestPacket || p.cmd.Verb != protocol.Release || p.cmd.Proof == 0 || a.Outcome != protocol.Done || who.Mode != protocol.Exclusive {
 		return
 	}
 	if w.count("a release in doubt"); a.Proved {

@@ -342,7 +342,7 @@ func (w *world) deliver(luck int) bool {
 	if !w.calm && w.rng.IntN(100) < w.lazy[p.kind] {
 		return false
 	}
-	if p.c.paused && (p.kind == "reply" || p.kind == "renewed" || p.kind == "canceled" || p.kind == "message") {
+	if p.c.paused && (p.kind == replyPacket || p.kind == renewedPacket || p.kind == canceledPacket || p.kind == messagePacket) {
 		return false
 	}
 	if p.orphan && w.now.Before(w.outage) {
@@ -353,9 +353,9 @@ func (w *world) deliver(luck int) bool {
 		luck = 99
 	}
 	switch p.kind {
-	case "request", "renew", "cancel":
+	case requestPacket, renewPacket, cancelPacket:
 		w.carry(p, luck)
-	case "message":
+	case messagePacket:
 		if luck < 8 {
 			w.count("a message is lost")
 			w.logf("lost: %s to %s", p.m.Kind, p.c.name)
@@ -375,10 +375,10 @@ func (w *world) deliver(luck int) bool {
 
 // carry takes a command to the server, or halfway, or twice.
 func (w *world) carry(p *packet, luck int) {
-	failed := &packet{kind: map[string]string{"request": "reply", "renew": "renewed", "cancel": "canceled"}[p.kind],
+	failed := &packet{kind: map[packetKind]packetKind{requestPacket: replyPacket, renewPacket: renewedPacket, cancelPacket: canceledPacket}[p.kind],
 		c: p.c, cmd: p.cmd, r: p.r, g: p.g, ended: protocol.Canceled{Fail: redisserver.Classify(errLost)}, err: errLost, sent: p.sent}
 	failed.r.Outcome, failed.r.Err = protocol.Unanswered, errLost
-	piped := p.kind != "request"
+	piped := p.kind != requestPacket
 	out := w.now.Before(w.outage)
 	switch {
 	case p.orphan:
@@ -619,7 +619,7 @@ func (w *world) recover() {
 		}
 	}
 	for _, p := range w.wire {
-		if p.orphan && p.kind == "request" {
+		if p.orphan && p.kind == requestPacket {
 			turns++
 		}
 	}

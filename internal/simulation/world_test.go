@@ -23,32 +23,39 @@ import (
 // real scripts on one embedded server, and between them a network that can do everything that
 // networks do. It has one goroutine and one seed, so a failing seed replays exactly.
 type world struct {
-	t        testing.TB
-	rng      *rand.Rand
-	apart    *rand.Rand // a separate source, so that drawing from it changes nothing in worlds that do not draw
-	seed     int64
-	now      time.Time
-	offset   time.Duration // of the server's clock from the world's, by jumps
-	rate     int64         // ppm by which the server's clock is fast
-	mini     *miniredis.Miniredis
-	server   *simServer
-	rdb      *redis.Client
-	srv      *redisserver.Server
-	commands commander
-	keys     protocol.Keys
-	modes    bool // there are readers, too
-	slow     bool // the scripts run in miniredis itself
-	deny     bool // PUBLISH is refused
-	denyAsk  bool // PUBSUB is refused
-	has      map[trouble]bool
-	lazy     map[string]int // by kind of packet, the percentage of deliveries that are put off
-	clients  []*simClient
-	wire     []*packet
-	log      []logLine
-	calm     bool
-	failure  string
-	refusing bool // commands get no further than the connection, or are refused by the server
+	t      testing.TB
+	mini   *miniredis.Miniredis
+	server *simServer
+	rdb    *redis.Client
+	srv    *redisserver.Server
+	keys   protocol.Keys
+	modes  bool           // there are readers, too
+	slow   bool           // the scripts run in miniredis itself
+	counts map[string]int // how often each event has happened so far, in all schedules
 
+	schedule
+}
+
+// schedule is what belongs to one schedule. It is made anew for each, so that a seed replays the same
+// whichever came before.
+type schedule struct {
+	rng         *rand.Rand
+	apart       *rand.Rand // a separate source, so that drawing from it changes nothing in worlds that do not draw
+	seed        int64
+	now         time.Time
+	offset      time.Duration // of the server's clock from the world's, by jumps
+	rate        int64         // ppm by which the server's clock is fast
+	commands    commander
+	deny        bool // PUBLISH is refused
+	denyAsk     bool // PUBSUB is refused
+	has         map[trouble]bool
+	lazy        map[packetKind]int // by kind of packet, the percentage of deliveries that are put off
+	clients     []*simClient
+	wire        []*packet
+	log         []logLine
+	calm        bool
+	failure     string
+	refusing    bool   // commands get no further than the connection, or are refused by the server
 	foreign     string // value of the foreign owner that is inside, "" if there is none
 	foreignTill time.Time
 	excused     map[string]time.Time // requests whose grants an accident took, and when
@@ -87,7 +94,6 @@ type world struct {
 	longest     time.Duration        // the longest TTL so far
 	outage      time.Time            // commands fail until then
 	outageErr   error
-	counts      map[string]int // how often each event has happened so far, in all schedules
 }
 
 // simClient is one process.
@@ -144,9 +150,22 @@ const (
 	inboxElsewhere // delivered, but not counted: subscribed to a replica
 )
 
+// packetKind is a kind of packet, by its name in the log.
+type packetKind string
+
+const (
+	requestPacket  packetKind = "request"
+	replyPacket    packetKind = "reply"
+	renewPacket    packetKind = "renew"
+	renewedPacket  packetKind = "renewed"
+	cancelPacket   packetKind = "cancel"
+	canceledPacket packetKind = "canceled"
+	messagePacket  packetKind = "message"
+)
+
 // packet is something on its way.
 type packet struct {
-	kind   string // request, reply, renew, renewed, cancel, canceled, message
+	kind   packetKind
 	c      *simClient
 	cmd    protocol.Command
 	a      protocol.Answer
@@ -190,7 +209,7 @@ func (c *simClient) RoundTrip() time.Duration { return 0 }
 
 func newWorld(t testing.TB, modes bool, change ...func(*world)) *world {
 	redistest.Needs64Bits(t)
-	w := &world{t: t, modes: modes, now: simEpoch, mini: miniredis.NewMiniRedis(), slow: *simSlow, counts: map[string]int{}}
+	w := &world{t: t, modes: modes, schedule: schedule{now: simEpoch}, mini: miniredis.NewMiniRedis(), slow: *simSlow, counts: map[string]int{}}
 	for _, f := range change {
 		f(w)
 	}
@@ -217,34 +236,40 @@ func inMiniredis(w *world) { w.slow = true }
 
 // begin makes the clients of one more schedule on the same server.
 func (w *world) begin(seed int64) {
-	w.seed, w.rng = seed, rand.New(rand.NewPCG(uint64(seed), 0))
-	w.now, w.offset = simEpoch, 0
-	w.clients, w.wire, w.log, w.calm, w.failure = nil, nil, w.log[:0], false, ""
-	w.foreign, w.excused, w.jumpedBack, w.unclean, w.forgot = "", map[string]time.Time{}, false, false, false
-	w.owners, w.downgraded, w.copied, w.intruded = nil, map[*lockstate.Caller]bool{}, map[string]bool{}, map[*lockstate.Caller]string{}
-	w.struck = map[string]bool{}
-	w.lowered, w.writerOf = map[string]bool{}, map[string]string{}
-	w.cooled, w.given = map[string]bool{}, map[string]bool{}
-	w.heard, w.taken, w.unqueued, w.high = map[string]time.Time{}, map[string]bool{}, map[string]bool{}, time.Time{}
-	w.promises, w.accidentAt, w.lastEntry = map[*lockstate.Caller]promise{}, time.Time{}, time.Time{}
-	w.topWriter, w.top, w.seq, w.saved, w.outage = 0, 0, 0, nil, time.Time{}
-	w.longest = 2 * time.Second
+	w.schedule = schedule{
+		seed:       seed,
+		rng:        rand.New(rand.NewPCG(uint64(seed), 0)),
+		now:        simEpoch,
+		log:        w.log[:0],
+		lazy:       map[packetKind]int{},
+		excused:    map[string]time.Time{},
+		given:      map[string]bool{},
+		copied:     map[string]bool{},
+		lowered:    map[string]bool{},
+		writerOf:   map[string]string{},
+		downgraded: map[*lockstate.Caller]bool{},
+		intruded:   map[*lockstate.Caller]string{},
+		struck:     map[string]bool{},
+		promises:   map[*lockstate.Caller]promise{},
+		cooled:     map[string]bool{},
+		heard:      map[string]time.Time{},
+		taken:      map[string]bool{},
+		unqueued:   map[string]bool{},
+		longest:    2 * time.Second,
+	}
 	w.deny, w.denyAsk = w.rng.IntN(20) == 0, w.rng.IntN(20) == 0
 	// Each world has its own mix of troubles (swarm testing): if all troubles were rare in all
 	// worlds, they would never be seen together.
-	w.lazy = map[string]int{}
-	for _, kind := range []string{"request", "reply", "renew", "renewed", "cancel", "canceled", "message"} {
+	for _, kind := range []packetKind{requestPacket, replyPacket, renewPacket, renewedPacket, cancelPacket, canceledPacket, messagePacket} {
 		w.lazy[kind] = []int{0, 0, 0, 60, 90}[w.rng.IntN(5)]
 	}
-	w.menu = [6]int{} // how likely the acts of each kind are
-	for i := range w.menu {
+	for i := range w.menu { // how likely the acts of each kind are
 		w.menu[i] = []int{1, 1, 1, 4, 0}[w.rng.IntN(5)]
 	}
 	w.chooseTroubles()
 	if w.has[uncounting] && w.apart.IntN(2) == 0 { // confirmations are delayed for most of a provisional grant, or longer
-		w.lazy["renew"], w.lazy["renewed"] = 97, 60
+		w.lazy[renewPacket], w.lazy[renewedPacket] = 97, 60
 	}
-	w.rate = 0
 	if w.has[rates] {
 		w.rate = w.ppm()
 	}
@@ -364,7 +389,7 @@ func (w *world) publish(p *mini.Peer, cmd string, args ...string) bool {
 		return true
 	}
 	if !c.dead && (c.inbox == inboxUp || c.inbox == inboxElsewhere) {
-		w.put(&packet{kind: "message", c: c, m: m})
+		w.put(&packet{kind: messagePacket, c: c, m: m})
 	}
 	if c.counted() {
 		p.WriteInt(1)
@@ -471,12 +496,12 @@ func (c *simClient) perform(fx *lockstate.Effects) {
 			c.cancel.Released(cmd.ID, c.now().Add(cmd.Cooldown), c.now())
 		}
 		w.logf("%s sends %s", c.name, told(cmd))
-		w.put(&packet{kind: "request", c: c, cmd: cmd})
+		w.put(&packet{kind: requestPacket, c: c, cmd: cmd})
 	}
 	if fx.Check != nil {
 		w.logf("%s asks about %s", c.name, short(fx.Check.Req.ID))
 		c.asked = w.now
-		w.put(&packet{kind: "renew", c: c, r: *fx.Check})
+		w.put(&packet{kind: renewPacket, c: c, r: *fx.Check})
 	}
 	if fx.Renew {
 		if c.status().State != lockstate.Held {
@@ -485,7 +510,7 @@ func (c *simClient) perform(fx *lockstate.Effects) {
 		c.asked = w.now
 		req := c.status().Req
 		w.logf("%s renews %s", c.name, short(req.ID))
-		w.put(&packet{kind: "renew", c: c, r: protocol.Renewal{Req: req, At: c.now(), Touch: fx.Touch}})
+		w.put(&packet{kind: renewPacket, c: c, r: protocol.Renewal{Req: req, At: c.now(), Touch: fx.Touch}})
 	}
 	c.giveBack(back)
 }
@@ -501,7 +526,7 @@ func (c *simClient) haunt(g *lockstate.Cancellation) {
 func (c *simClient) cancelDue() {
 	for batch := c.cancel.Take(c.now()); len(batch) > 0; batch = c.cancel.Take(c.now()) {
 		for _, g := range batch {
-			c.w.put(&packet{kind: "cancel", c: c, g: g, cool: g.Cooldown(c.now())})
+			c.w.put(&packet{kind: cancelPacket, c: c, g: g, cool: g.Cooldown(c.now())})
 		}
 	}
 }
@@ -593,17 +618,17 @@ func (w *world) execute(p *packet) *packet {
 	var reply *packet
 	var err error
 	switch p.kind {
-	case "request":
+	case requestPacket:
 		cmd := p.cmd
 		var a protocol.Answer
 		w.given[cmd.ID] = w.given[cmd.ID] || cmd.Verb != protocol.Acquire
 		a, err = w.commands.Do(ctx, &w.keys, &cmd)
 		w.logf("server: %s of %s -> %s, %v", told(cmd), p.c.name, answerText(a), err)
-		reply = &packet{kind: "reply", c: p.c, cmd: cmd, a: a, err: err}
+		reply = &packet{kind: replyPacket, c: p.c, cmd: cmd, a: a, err: err}
 		if cmd.Verb == protocol.Downgrade && a.Outcome == protocol.Granted {
 			w.lowered[cmd.ID], w.lowered[cmd.Next], w.writerOf[cmd.Next] = true, true, cmd.ID
 		}
-	case "renew":
+	case renewPacket:
 		batch := []protocol.Renewal{p.r}
 		batch[0].Keys = &w.keys
 		w.commands.Renew(ctx, batch)
@@ -611,8 +636,8 @@ func (w *world) execute(p *packet) *packet {
 			err = w.commands.Touch(ctx, batch)
 		}
 		w.logf("server: renew %s -> %d, %v", short(p.r.Req.ID), batch[0].Outcome, err)
-		reply = &packet{kind: "renewed", c: p.c, r: batch[0]}
-	case "cancel":
+		reply = &packet{kind: renewedPacket, c: p.c, r: batch[0]}
+	case cancelPacket:
 		w.given[p.g.ID] = true
 		r := w.commands.Cancel(ctx, []protocol.CancelRequest{{Keys: &w.keys, ID: p.g.ID, Last: p.g.Last, Link: p.g.Link, Cooldown: p.cool}})[0]
 		if r.Fail != nil {
@@ -622,7 +647,7 @@ func (w *world) execute(p *packet) *packet {
 		// last token with it: this is the hole described in design.md §3, Token.
 		w.unclean = w.unclean || r.Owned && p.g.Last == 0
 		w.logf("server: cancel %s -> owned %v, token %d, %v", short(p.g.ID), r.Owned, r.Token, err)
-		reply = &packet{kind: "canceled", c: p.c, g: p.g, ended: r, err: err}
+		reply = &packet{kind: canceledPacket, c: p.c, g: p.g, ended: r, err: err}
 	}
 	reply.sent = p.sent
 	after := w.look()
@@ -653,7 +678,7 @@ func (w *world) arrive(p *packet) {
 		return
 	}
 	switch p.kind {
-	case "reply":
+	case replyPacket:
 		if p.orphan {
 			return
 		}
@@ -686,7 +711,7 @@ func (w *world) arrive(p *packet) {
 		if after := c.status(); p.a.Brief && after.Req.ID == before.Req.ID && (after.Token != before.Token || after.Proved.After(p.cmd.At) && after.Proved.After(before.Proved)) {
 			w.fail("%s takes more from a brief answer than that it has waited", c.name)
 		}
-	case "renewed":
+	case renewedPacket:
 		r := p.r
 		w.learned(r.Req.ID, r.Outcome, p)
 		w.extended(c, &r)
@@ -699,14 +724,14 @@ func (w *world) arrive(p *packet) {
 			what = "renewed"
 		}
 		c.step(what, func(now time.Time, fx *lockstate.Effects) { c.lock.Renewed(&r, now, fx) })
-	case "canceled":
+	case canceledPacket:
 		if s := c.cancel.Answered(p.g, p.ended, c.now()); len(s.Callers) > 0 {
 			c.byToken = !p.ended.Owned
 			c.step("canceled", func(now time.Time, fx *lockstate.Effects) { c.lock.Canceled(&s, now, fx) })
 			c.byToken = false
 		}
 		c.cancelDue()
-	case "message":
+	case messagePacket:
 		if c.inbox != inboxUp && c.inbox != inboxElsewhere {
 			return
 		}
