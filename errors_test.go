@@ -516,7 +516,7 @@ func TestTheEndByCloseOfALeasesContextIsErrClosed(t *testing.T) {
 	})
 }
 
-func lockError(c *leased.Client, ctx context.Context) error { //nolint:revive // the client comes first, as in the calls
+func lockError(c *leased.Client, ctx context.Context) error { // the client comes first, as in the calls
 	_, err := c.Mutex("z").LockContext(ctx)
 	return err
 }

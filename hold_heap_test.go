@@ -83,7 +83,7 @@ func TestALockThatWasRenewedAndUnlockedIsNotKept(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		held = nil
+		clear(held)
 		time.Sleep(time.Hour)
 		heapBytes()
 		kept := 0

@@ -112,7 +112,7 @@ func (c *leaseContexts) end(cause error) {
 
 // add has a context end with the others, at once if they have ended. Those that ended by themselves, and whose
 // function nobody called, are forgotten when there are twice as many contexts as after the last time.
-func (c *leaseContexts) add(cancel *context.CancelCauseFunc, work context.Context) {
+func (c *leaseContexts) add(cancel *context.CancelCauseFunc, work context.Context) { //nolint:revive // what is added, not the context of the call
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.own.Err() != nil {
@@ -122,7 +122,7 @@ func (c *leaseContexts) add(cancel *context.CancelCauseFunc, work context.Contex
 	if c.works == nil {
 		c.works, c.sweep = map[*context.CancelCauseFunc]context.Context{}, minSweep
 	}
-	c.works[cancel] = work
+	c.works[cancel] = work //nolint:fatcontext // it is kept as it is
 	if len(c.works) >= c.sweep {
 		maps.DeleteFunc(c.works, func(_ *context.CancelCauseFunc, work context.Context) bool { return work.Err() != nil })
 		c.sweep = max(minSweep, 2*len(c.works))

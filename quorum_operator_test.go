@@ -181,7 +181,7 @@ func TestForceUnlockOnAQuorumDoesNotCountOwnersThatUnlockMeanwhile(t *testing.T)
 // A server that is slower than a majority may have another owner, which the operator does not mean.
 func TestForceUnlockOnAQuorumLeavesAnotherOwnerOfASlowServerAlone(t *testing.T) {
 	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
-		must(t, servers[4].Miniredis.Set("x", "another"))
+		must(t, servers[4].Set("x", "another"))
 		l := lock(t, open().Mutex("x"))
 		own := viewed(servers)
 		operator := openMortals(t, own)
@@ -189,7 +189,7 @@ func TestForceUnlockOnAQuorumLeavesAnotherOwnerOfASlowServerAlone(t *testing.T) 
 		must(t, forceUnlock(context.Background(), operator, "x"))
 		closesSoon(t, "the owner is told", l.Context().Done())
 		time.Sleep(5 * time.Second)
-		if got, _ := servers[4].Miniredis.Get("x"); got != "another" {
+		if got, _ := servers[4].Get("x"); got != "another" {
 			t.Errorf("its owner is %q now", got)
 		}
 		_ = l.Unlock()

@@ -1047,11 +1047,11 @@ func firstRequest(t *testing.T, late map[int]time.Duration, after time.Duration,
 			s.subscribingLate(server, by)
 		}
 		next := locking(t, newClient(t, s).Mutex("x"))
-		time.Sleep(after - 1)
+		time.Sleep(after - time.Nanosecond)
 		if all := s.proofs(); all != "-----" {
 			t.Errorf("before %v: %s", after, all)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		if all := s.proofs(); all != proofs {
 			t.Errorf("after %v: %s, want %s", after, all, proofs)

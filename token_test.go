@@ -283,7 +283,7 @@ func TestVirtualAnIdleHoldSavesNoCommandWhileTheClockIsBehindTheLastToken(t *tes
 				unlock(t, lock(t, mu))
 			}
 			synctest.Wait()
-			return int64(s.commands(c) - before)
+			return s.commands(c) - before
 		}
 		if n := spent(); n != 0 {
 			t.Errorf("%d commands while the clock is right", n)

@@ -716,7 +716,7 @@ func (t *callTrace) context(ctx context.Context) context.Context {
 
 // underHoldSpan returns ctx as context does for w, which was admitted.
 func (e *entry) underHoldSpan(ctx context.Context, w *call) (work context.Context) {
-	e.leaveOnPanic(w, func() { work = w.trace().context(ctx) }) // a method of ctx may panic
+	e.leaveOnPanic(w, func() { work = w.trace().context(ctx) }) //nolint:fatcontext // once; a method of ctx may panic
 	return work
 }
 

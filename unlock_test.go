@@ -801,7 +801,7 @@ func TestASecondUnlockWaitsNoLongerThanItMay(t *testing.T) {
 		before := l.Unlock()
 		isAll(t, before, leased.ErrNotReleased)
 		way.shut.Store(false)
-		if after := l.Unlock(); after != before { //nolint:errorlint // the same error
+		if after := l.Unlock(); after != before { // the very same error
 			t.Errorf("a later call returned %v", after)
 		}
 		time.Sleep(5 * time.Second) // until it is released
@@ -818,7 +818,7 @@ func TestALeaseIsUnlockedThoughItsContextHasEnded(t *testing.T) {
 		cancel()
 		err := l.UnlockContext(ended)
 		isAll(t, err, leased.ErrNotReleased, context.Canceled)
-		if again := l.Unlock(); again != err { //nolint:errorlint // the same error
+		if again := l.Unlock(); again != err { // the very same error
 			t.Errorf("a later Unlock returned %v", again)
 		}
 		wire.Heal()

@@ -852,14 +852,15 @@ func TestAContextWhoseValuePanicsLeavesTheLockFree(t *testing.T) {
 				defer stop()
 				b := brittle{ctx, new(atomic.Bool)}
 				mu := c.Mutex("x")
-				if what == "Do, at its end" {
+				switch what {
+				case "Do, at its end":
 					p := panics(func() {
 						_ = mu.Do(b, func(context.Context) error { b.panics.Store(true); return nil })
 					})
 					if p != "a context's bug" {
 						t.Fatalf("panicked with %v", p)
 					}
-				} else if what == "Do" {
+				case "Do":
 					b.panics.Store(true)
 					p := panics(func() {
 						_ = mu.Do(b, func(context.Context) error { t.Error("called"); return nil })
@@ -867,7 +868,7 @@ func TestAContextWhoseValuePanicsLeavesTheLockFree(t *testing.T) {
 					if p != "a context's bug" {
 						t.Fatalf("panicked with %v", p)
 					}
-				} else {
+				default:
 					owner := lock(t, newClient(t, s).Mutex("x"))
 					b.panics.Store(true)
 					if p := panics(func() { _, _ = mu.LockContext(b) }); p != "a context's bug" {

@@ -1005,14 +1005,14 @@ func TestOnlyARunThatBeginsAtAReplicaEndsThere(t *testing.T) {
 	rdb := r.Primary().Client()
 	until(t, "the run queues", func() bool { return rdb.Exists(t.Context(), "job:{job}:queue").Val() > 0 })
 	host, port, _ := net.SplitHostPort(replica.Addr)
-	if err := rdb.SlaveOf(t.Context(), host, port).Err(); err != nil {
+	if err := rdb.ReplicaOf(t.Context(), host, port).Err(); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "the run is refused", func() bool {
 		stats, _ := rdb.Info(t.Context(), "errorstats").Result()
 		return strings.Contains(stats, "errorstat_READONLY")
 	})
-	if err := rdb.SlaveOf(t.Context(), "no", "one").Err(); err != nil {
+	if err := rdb.ReplicaOf(t.Context(), "no", "one").Err(); err != nil {
 		t.Fatal(err)
 	}
 	lease.Unlock() // which may have been lost

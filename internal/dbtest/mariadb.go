@@ -35,7 +35,7 @@ func MariaDB(t *testing.T) string {
 	}
 	for range 5 { // somebody else may take the port in between
 		port := freePort(t)
-		cmd := exec.Command(program, append(args, "--socket="+filepath.Join(dir, "socket"), "--bind-address=127.0.0.1", //nolint:noctx // the cleanup ends it
+		cmd := exec.Command(program, append(args, "--socket="+filepath.Join(dir, "socket"), "--bind-address=127.0.0.1", // the cleanup ends it
 			fmt.Sprint("--port=", port), "--innodb-flush-log-at-trx-commit=0")...)
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 		s := server{name: "MariaDB", cmd: cmd, end: syscall.SIGTERM, kill: syscall.SIGKILL}

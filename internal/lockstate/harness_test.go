@@ -83,7 +83,7 @@ func (h *hand) Jitter() float64 { return h.luck }
 func (h *hand) HoldsMany() bool { return h.many }
 
 func (h *hand) HasInbox() bool   { return !h.polling }
-func (h *hand) Subscribed() bool { return protocol.Proof(h.proof) == protocol.Counted }
+func (h *hand) Subscribed() bool { return h.proof == protocol.Counted }
 
 func (h *hand) InboxPending() bool { return h.connects }
 

@@ -2630,7 +2630,7 @@ func TestAnEvictionOnAMinorityDoesNotEndALeaseBesideRestarts(t *testing.T) {
 // stays known.
 func TestALateAnswerToARenewalTakesNothingBack(t *testing.T) {
 	s := newStand(t, 5, time.Second)
-	op := s.acquire()
+	s.acquire()
 	acquires := s.fx.Sends
 	for _, send := range acquires[:4] {
 		s.answer(send, granted(1))
@@ -2644,7 +2644,7 @@ func TestALateAnswerToARenewalTakesNothingBack(t *testing.T) {
 	s.tick()
 	s.answer(acquires[4], granted(2))
 	s.tick()
-	op = s.renew()
+	op := s.renew()
 	for _, send := range s.fx.Sends {
 		s.answer(send, renewed)
 	}

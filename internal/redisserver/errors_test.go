@@ -49,8 +49,8 @@ func TestAnErrorSaysWhetherWaitingMendsIt(t *testing.T) {
 		"upstream failure":                   protocol.NoAnswer, // of a proxy, Envoy, which may have passed the command on
 		"upstream protocol error":            protocol.NoAnswer,
 		"no upstream host":                   protocol.RefusedNow,
-		"ERR server connection close":        protocol.NoAnswer, // predixy
-		"ERR no server connection avaliable": protocol.RefusedNow,
+		"ERR server connection close":        protocol.NoAnswer,   // predixy
+		"ERR no server connection avaliable": protocol.RefusedNow, //nolint:misspell // so does predixy
 		"@user_script: 13: -READONLY You can't write against a read only replica.":                              protocol.RefusedNow, // from pcall, Redis 6.2
 		"WRONGTYPE Operation against a key holding the wrong kind of value":                                     protocol.OtherType,
 		"ERR WRONGTYPE Operation against a key holding the wrong kind of value script: 6b, on @user_script:20.": protocol.OtherType,

@@ -29,7 +29,7 @@ type Package struct {
 
 // Packages returns the packages that the library consists of, each after those that it imports.
 func Packages() (all []Package, err error) {
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{.ImportPath}}\t{{.Dir}}\t{{join .GoFiles \",\"}}", Module).Output()
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{.ImportPath}}\t{{.Dir}}\t{{join .GoFiles \",\"}}", Module).Output() //nolint:noctx // it ends by itself
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
 	}

@@ -19,6 +19,7 @@ type Node struct {
 	BeforeWithTimeout func() // if not nil
 }
 
+// Subscribe is the client's, after BeforeSubscribe.
 func (n Node) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
 	if n.BeforeSubscribe != nil {
 		n.BeforeSubscribe()
@@ -26,6 +27,7 @@ func (n Node) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
 	return n.Client.Subscribe(ctx, channels...)
 }
 
+// WithTimeout is the client's, after BeforeWithTimeout.
 func (n Node) WithTimeout(d time.Duration) *redis.Client {
 	if n.BeforeWithTimeout != nil {
 		n.BeforeWithTimeout()
@@ -39,6 +41,7 @@ type Cluster struct {
 	Master func(key string) (*redis.Client, error) // says whose a key is; nil leaves it to the client
 }
 
+// MasterForKey is Master or, if that is nil, the client's.
 func (c Cluster) MasterForKey(ctx context.Context, key string) (*redis.Client, error) {
 	if c.Master != nil {
 		return c.Master(key)
@@ -55,4 +58,5 @@ type Any struct{ redis.UniversalClient }
 // LikeCluster is a client of one server that is taken for a Cluster's.
 type LikeCluster struct{ *redis.Client }
 
+// Options returns what only a client of a Cluster returns.
 func (LikeCluster) Options() *redis.ClusterOptions { return &redis.ClusterOptions{} }
