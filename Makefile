@@ -8,6 +8,8 @@ SYSTEMS := linux darwin windows
 AT_ONCE := $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 3 + 1) / 2 )))
 # What is in the workspace: the library, and the command line, a module of its own.
 ALL     := ./cmd/leased/... ./...
+# The other modules, but for the Jaeger of examples/tracing, which is nearly all other people's.
+NESTED  := $(patsubst %/go.mod,%,$(wildcard examples/go.mod examples/*/go.mod adapters/*/go.mod bench/go.mod internal/measure/redlock/go.mod))
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-jaeger check bench measure compare simulate mutants docs
@@ -42,11 +44,13 @@ check: ## formatting, vet for three systems, linter if installed, go.mod tidy
 	done
 	@if command -v golangci-lint >/dev/null; then \
 		echo "golangci-lint"; golangci-lint run $(ALL) || exit 1; \
-		for dir in examples/go.mod examples/*/go.mod adapters/*/go.mod bench/go.mod; do \
-			dir=$${dir%/go.mod}; echo "golangci-lint in $$dir"; (cd $$dir && golangci-lint run ./...) || exit 1; \
+		for dir in $(NESTED); do \
+			echo "golangci-lint in $$dir"; (cd $$dir && golangci-lint run ./...) || exit 1; \
 		done; \
 	else echo "golangci-lint: not installed, skipped"; fi
-	@echo "go mod tidy"; $(GO) mod tidy -diff
+	@for dir in . $(NESTED) examples/tracing/jaeger; do \
+		echo "go mod tidy in $$dir"; (cd $$dir && $(GO) mod tidy -diff) || exit 1; \
+	done
 	@echo "go mod tidy in cmd/leased"; scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
 	cp cmd/leased/go.mod cmd/leased/go.sum "$$scratch" && \
 	$(GO) mod edit -replace github.com/leasedmutex/leased="$$PWD" "$$scratch/go.mod" && \

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -52,7 +53,7 @@ func TestTheSetUpOfTheTelemetryPageExportsSpansAndMetrics(t *testing.T) {
 		}
 		err = locks.Mutex("m").Do(t.Context(), func(context.Context) error { return nil })
 		answer := httptest.NewRecorder()
-		promhttp.Handler().ServeHTTP(answer, httptest.NewRequest("GET", "/metrics", nil))
+		promhttp.Handler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 		if !strings.Contains(answer.Body.String(), "leased_leases_total") {
 			t.Errorf("there are no metrics of locks:\n%s", answer.Body)
 		}

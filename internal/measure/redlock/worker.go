@@ -130,7 +130,7 @@ func work(text string) error {
 	for in := json.NewDecoder(os.Stdin); ; {
 		var o order
 		if err := in.Decode(&o); err != nil {
-			return nil // the parent is done
+			return nil //nolint:nilerr // the parent is done
 		}
 		var a answer
 		switch l := lockers[o.Kind]; {
