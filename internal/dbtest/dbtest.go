@@ -10,10 +10,11 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/leasedmutex/leased/internal/program"
 )
 
 // lacking skips the test for a reason, or fails it when the variable forbids skipping.
@@ -49,22 +50,8 @@ func (s *server) start(t *testing.T, db *sql.DB) bool {
 	t.Helper()
 	var log bytes.Buffer
 	s.cmd.Stdout, s.cmd.Stderr = &log, &log
-	dieWithParent(s.cmd.SysProcAttr)
-	started, done := make(chan error, 1), make(chan struct{})
-	// Owned by the test, ended by the end of the server, waited for by the cleanup. It
-	// keeps its thread, because Linux counts the thread that started a program, not the
-	// process, as the parent whose death the program is to share.
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		defer close(done)
-		err := s.cmd.Start()
-		started <- err
-		if err == nil {
-			_ = s.cmd.Wait() // why it ended is in its log
-		}
-	}()
-	if err := <-started; err != nil {
+	done, err := program.Start(s.cmd, syscall.SIGQUIT) // PostgreSQL's for an immediate end, with its children
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

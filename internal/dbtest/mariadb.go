@@ -37,7 +37,6 @@ func MariaDB(t *testing.T) string {
 		port := freePort(t)
 		cmd := exec.Command(program, append(args, "--socket="+filepath.Join(dir, "socket"), "--bind-address=127.0.0.1", // the cleanup ends it
 			fmt.Sprint("--port=", port), "--innodb-flush-log-at-trx-commit=0")...)
-		cmd.SysProcAttr = &syscall.SysProcAttr{}
 		s := server{name: "MariaDB", cmd: cmd, end: syscall.SIGTERM, kill: syscall.SIGKILL}
 		source := fmt.Sprintf("root@tcp(127.0.0.1:%d)/test", port)
 		db, err := sql.Open("mysql", source)

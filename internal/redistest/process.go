@@ -1,16 +1,16 @@
 package redistest
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"os/exec"
-	"runtime"
-	"runtime/pprof"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
+
+	"github.com/leasedmutex/leased/internal/program"
 )
 
 // process is one run of a server program. When done is closed, the program has ended and
@@ -18,37 +18,20 @@ import (
 type process struct {
 	cmd  *exec.Cmd
 	log  *tail
-	done chan struct{}
+	done <-chan struct{}
 }
 
 // launch starts a program and returns once it is running.
-func launch(program, dir string, args []string) (*process, error) {
-	p := &process{cmd: exec.Command(program, args...), log: &tail{}, done: make(chan struct{})}
+func launch(file, dir string, args []string) (*process, error) {
+	p := &process{cmd: exec.Command(file, args...), log: &tail{}}
 	p.cmd.Dir = dir
 	p.cmd.Stdout = p.log
 	p.cmd.Stderr = p.log
 	// A child forked by the server may keep the pipe open after the server has died.
 	p.cmd.WaitDelay = time.Second
-	dieWithParent(p.cmd)
-
-	started := make(chan error, 1)
-	// Owned by p, ended by the end of the program, waited for by kill through done.
-	// It keeps its thread: dieWithParent ties the program to the life of its parent, which for
-	// Linux is the thread that started it, not the process.
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		// The server may outlive the test that happened to start it: see CheckLeaks.
-		pprof.SetGoroutineLabels(context.Background())
-		err := p.cmd.Start()
-		started <- err
-		if err == nil {
-			_ = p.cmd.Wait() // how a server ended can be read in its log
-		}
-		close(p.done)
-	}()
-	if err := <-started; err != nil {
-		return nil, fmt.Errorf("redistest: start %s: %w", program, err)
+	var err error
+	if p.done, err = program.Start(p.cmd, syscall.SIGKILL); err != nil {
+		return nil, fmt.Errorf("redistest: start %s: %w", file, err)
 	}
 	return p, nil
 }

@@ -1,0 +1,10 @@
+//go:build !linux
+
+package program
+
+import (
+	"os/exec"
+	"syscall"
+)
+
+func dieWithParent(*exec.Cmd, syscall.Signal) {}
