@@ -43,7 +43,7 @@ func (d deliberates) Description() string { return "deliberates" }
 
 func (d deliberates) ShouldSample(p sdk.SamplingParameters) sdk.SamplingResult {
 	if p.Name == "leased.wait" {
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // the deliberation, in virtual time
 		if d.declines {
 			return sdk.SamplingResult{Decision: sdk.Drop}
 		}
