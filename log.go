@@ -240,46 +240,46 @@ func (l *throttledLog) silentConnections(n int) {
 // serverLeft logs that a server of a quorum does not answer, unless the last line says so already. If the
 // server had a line within the last minute, it has to be called again: the last line must not say that a
 // server answers that does not.
-func (l *throttledLog) serverLeft(number int, addr string, answering, of int, why error) {
+func (l *throttledLog) serverLeft(at serverName, answering, of int, why error) {
 	l.later(func() {
-		if !l.away[number] {
-			l.away[number] = l.print(slog.LevelWarn, fmt.Sprint("away ", number), "a server of the quorum does not answer",
-				"server", number, "addr", addr, "answering", answering, "servers", of, "error", l.reason("", why))
+		if !l.away[at.number] {
+			l.away[at.number] = l.print(slog.LevelWarn, at.cause("away"), "a server of the quorum does not answer",
+				at.withServer("answering", answering, "servers", of, "error", l.reason("", why))...)
 		}
 	})
 }
 
 // serverReturned logs that a server of a quorum answers again, if the last line says that it does not.
-func (l *throttledLog) serverReturned(number int, addr string, answering, of int, after time.Duration) {
+func (l *throttledLog) serverReturned(at serverName, answering, of int, after time.Duration) {
 	l.later(func() {
-		if l.away[number] {
-			l.away[number] = false
+		if l.away[at.number] {
+			l.away[at.number] = false
 			l.log().Info("leased: a server of the quorum answers again after "+inWords(after),
-				"server", number, "addr", addr, "answering", answering, "servers", of)
+				at.withServer("answering", answering, "servers", of)...)
 		}
 	})
 }
 
 // serverYoung logs that a server has restarted without its data, or is new, at Warn if that leaves too
 // few servers that may vote: then there are no locks until the quarantine ends.
-func (l *throttledLog) serverYoung(number int, addr string, left time.Duration, tooFew bool) {
+func (l *throttledLog) serverYoung(at serverName, left time.Duration, tooFew bool) {
 	level := slog.LevelInfo
 	if tooFew {
 		level = slog.LevelWarn
 	}
 	l.later(func() {
-		cause := fmt.Sprint("young ", number)
+		cause := at.cause("young")
 		delete(l.last, cause) // each loss has a line: an operator counts from it when the next server may restart
 		l.print(level, cause, "a server of the quorum is new or has lost its data; its vote does not count yet",
-			"server", number, "addr", addr, "for", left)
+			at.withServer("for", left)...)
 	})
 }
 
 // serverRefuses logs that a server of a quorum answers, but refuses a command.
-func (l *throttledLog) serverRefuses(number int, addr string, why error) {
+func (l *throttledLog) serverRefuses(at serverName, why error) {
 	l.later(func() {
-		l.print(slog.LevelWarn, fmt.Sprint("refuses ", number), "a server of the quorum rejects commands",
-			"server", number, "addr", addr, "error", l.reason("", why))
+		l.print(slog.LevelWarn, at.cause("refuses"), "a server of the quorum rejects commands",
+			at.withServer("error", l.reason("", why))...)
 	})
 }
 

@@ -109,15 +109,16 @@ func WithQuarantine(d time.Duration) Option {
 
 // reports returns functions that log what becomes known about the servers.
 func (c *Client) reports(addrs []string) quorum.Reports {
+	at := func(i int) serverName { return serverName{i + 1, addrs[i]} }
 	return quorum.Reports{
 		Left: func(i, answering int, why error) {
-			c.log.serverLeft(i+1, addrs[i], answering, len(addrs), why)
+			c.log.serverLeft(at(i), answering, len(addrs), why)
 		},
 		Returned: func(i, answering int, after time.Duration) {
-			c.log.serverReturned(i+1, addrs[i], answering, len(addrs), after)
+			c.log.serverReturned(at(i), answering, len(addrs), after)
 		},
-		Young:   func(i int, left time.Duration, tooFew bool) { c.log.serverYoung(i+1, addrs[i], left, tooFew) },
-		Refused: func(i int, why error) { c.log.serverRefuses(i+1, addrs[i], why) },
+		Young:   func(i int, left time.Duration, tooFew bool) { c.log.serverYoung(at(i), left, tooFew) },
+		Refused: func(i int, why error) { c.log.serverRefuses(at(i), why) },
 	}
 }
 
