@@ -16,7 +16,7 @@ import (
 // it to go-redis which node to ask.
 
 const (
-	othersTime = 250 * time.Millisecond // for further nodes of a Cluster to answer, once one has
+	othersTime = 250 * time.Millisecond // for further servers to answer, once enough have
 	slotsTime  = time.Second            // for reading the slots again
 )
 
@@ -37,48 +37,35 @@ func connectCluster(ctx context.Context, o *redis.UniversalOptions) (redis.Unive
 
 // awake asks all of the given nodes for the slots, and returns those that answer soon.
 func awake(ctx context.Context, o *redis.UniversalOptions) ([]string, error) {
-	type answer struct {
-		addr string
-		err  error
-	}
-	var asking sync.WaitGroup
-	defer asking.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	answered := make(chan answer, len(o.Addrs))
+	var nodes []redis.UniversalClient
 	for _, addr := range o.Addrs {
 		one := *o
 		one.Addrs, one.MaxRetries = []string{addr}, -1
-		node := redis.NewClient(one.Simple())
-		defer node.Close() // also ends a question to a node that hangs
-		asking.Go(func() {
-			answered <- answer{addr, node.ClusterSlots(ctx).Err()} //nolint:staticcheck // Redis before 7.0 has no CLUSTER SHARDS
-		})
+		nodes = append(nodes, redis.NewClient(one.Simple()))
 	}
+	closeAll := sync.OnceFunc(func() {
+		for _, node := range nodes {
+			node.Close()
+		}
+	})
+	defer closeAll()
+	defer context.AfterFunc(ctx, closeAll)() // else a question to a node that hangs does not end before its deadline
 	var found []string
 	var failed error
-	var over <-chan time.Time
-	for waiting := len(o.Addrs); waiting > 0; {
-		select {
-		case a := <-answered:
-			waiting--
-			switch {
-			case a.err == nil:
-				if found = append(found, a.addr); over == nil {
-					over = time.After(othersTime)
-				}
-			case failed == nil || !errors.As(failed, new(redis.Error)): // an error of Redis says more than silence
-				failed = a.err
-			}
-		case <-over:
-			waiting = 0
-		case <-ctx.Done():
-			waiting = 0
-			if failed == nil {
-				failed = ctx.Err()
-			}
-		}
+	slots := func(ctx context.Context, rdb redis.UniversalClient) ([]redis.ClusterSlot, error) {
+		return rdb.ClusterSlots(ctx).Result() //nolint:staticcheck // Redis before 7.0 has no CLUSTER SHARDS
 	}
+	askServers(ctx, nodes, slots, func(a reply[[]redis.ClusterSlot]) (enough bool) {
+		switch isReply := errors.As(a.err, new(redis.Error)); {
+		case a.err == nil:
+			found = append(found, o.Addrs[a.server])
+		case isReply || failed == nil && ctx.Err() == nil: // an error of Redis says more than silence
+			failed = a.err
+		case failed == nil: // what a client says that was closed says nothing
+			failed = ctx.Err()
+		}
+		return len(found) > 0
+	})
 	if len(found) > 0 {
 		return found, nil
 	}
@@ -156,12 +143,19 @@ func mastersOf(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Clie
 	return nodes, err
 }
 
-// isPart reports whether a server is one of several masters of a Cluster, or a replica of one. It
-// asks with HELLO, which needs no right. Servers before Redis 6.2 want an argument there, so they
-// count as whole; so does a Cluster whose slots are all served by one master.
+// hello returns what a server says of itself: its mode and its role, among others. To ask with HELLO needs
+// no right. Nothing is returned of a server that does not answer, or that wants an argument there, as those
+// before Redis 6.2.
+func hello(ctx context.Context, node *redis.Client) map[string]any {
+	ask := redis.NewMapStringInterfaceCmd(ctx, "hello")
+	_ = node.Process(ctx, ask) // which leaves nothing if it fails
+	return ask.Val()
+}
+
+// isPart reports whether a server is one of several masters of a Cluster, or a replica of one. A server of
+// which hello returns nothing counts as whole; so does a Cluster whose slots are all served by one master.
 func isPart(ctx context.Context, node *redis.Client) bool {
-	hello := redis.NewMapStringInterfaceCmd(ctx, "hello")
-	if err := node.Process(ctx, hello); err != nil || hello.Val()["mode"] != "cluster" {
+	if hello(ctx, node)["mode"] != "cluster" {
 		return false
 	}
 	slots, err := node.ClusterSlots(ctx).Result() //nolint:staticcheck // Redis before 7.0 has no CLUSTER SHARDS

@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // quietRedis keeps go-redis from writing its own log lines between ours. Everything that matters is
@@ -394,18 +395,16 @@ func (a *address) open(ctx context.Context, name string, opts ...leased.Option) 
 	return &connection{client: client, servers: []redis.UniversalClient{rdb}, prefix: a.prefix}, nil
 }
 
-// onReplica reports whether the connection is to a replica. It asks with HELLO, which needs no right.
-// Where Sentinels or a Cluster tell which server is the primary, a replica is soon left, so it does
-// not count; nor does one of a quorum's servers.
+// onReplica reports whether the connection is to a replica. Where Sentinels or a Cluster tell which server
+// is the primary, a replica is soon left, so it does not count; nor does one of a quorum's servers.
 func (c *connection) onReplica(ctx context.Context) bool {
 	node, ok := c.servers[0].(*redis.Client)
-	if !ok || len(c.servers) > 1 || node.Options().Addr == "FailoverClient" { // go-redis names the client of Sentinels so
+	if !ok || len(c.servers) > 1 || redisserver.DeploymentOf(node).FollowsSentinel() {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second) // as in alias: if it does not answer, waiting shows
 	defer cancel()
-	hello := redis.NewMapStringInterfaceCmd(ctx, "hello")
-	return node.Process(ctx, hello) == nil && hello.Val()["role"] == "replica"
+	return hello(ctx, node)["role"] == "replica"
 }
 
 // clientOptions returns opts and those of every client, which logs nothing unless opts have a
