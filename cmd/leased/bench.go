@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -51,7 +49,7 @@ func bench(ctx context.Context, std streams, at *address, length time.Duration) 
 		}
 		defer clients[i].Close()
 	}
-	name := "leased-bench:" + strings.ToLower(rand.Text()[:12])
+	name := "leased-bench:" + randomName()
 	bareKey := at.prefix + name + ":bare"
 	defer func() { _ = deleteKeys(ctx, rdb, append(lockKeys(at.prefix, name), bareKey)) }() // if this fails, they expire
 

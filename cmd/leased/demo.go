@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -19,15 +17,15 @@ import (
 // demo sells one stock twice, with the same buyers in the same processes: first without a lock,
 // then with one.
 type demo struct {
-	options demoOptions
-	prefix  string
-	server  *miniredis.Miniredis  // nil with a real one
-	rdb     redis.UniversalClient // for the stock
-	client  *leased.Client        // to inspect the lock; it never acquires it
-	locks   *lockServers          // nil if the lock is in the Redis of the stock
-	done    func()                // closes the client's connections to them
-	workers *workers
-	screen  *screen
+	options    demoOptions
+	prefix     string
+	server     *miniredis.Miniredis  // nil with a real one
+	rdb        redis.UniversalClient // for the stock
+	client     *leased.Client        // to inspect the lock; it never acquires it
+	locks      *lockServers          // nil if the lock is in the Redis of the stock
+	disconnect func()                // closes the client's connections to them
+	workers    *workers
+	screen     *screen
 }
 
 func runDemo(ctx context.Context, std streams, options demoOptions) error {
@@ -47,16 +45,12 @@ func runDemo(ctx context.Context, std streams, options demoOptions) error {
 // begin connects to a server and starts the processes. Call end afterwards, even if begin failed.
 func (d *demo) begin(ctx context.Context, stderr io.Writer) error {
 	d.prefix = demoPrefix()
-	at, place := d.options.at, ""
-	if at.Redis == "" {
-		// The server listens on loopback, because the workers are separate processes.
-		var err error
-		if d.server, err = embeddedRedis(); err != nil {
-			return err
-		}
-		at, place = address{Redis: d.server.Addr()}, ", inside this program"
-	}
+	var at address
+	var place string
 	var err error
+	if d.server, at, place, err = embeddedUnless(d.options.at); err != nil {
+		return err
+	}
 	if d.rdb, err = at.connectWhole(ctx); err != nil {
 		return err
 	}
@@ -65,7 +59,7 @@ func (d *demo) begin(ctx context.Context, stderr io.Writer) error {
 			return err
 		}
 	}
-	if d.client, d.done, err = lockClient(d.rdb, d.locks.addrs(), leased.WithKeyPrefix(lockPrefix(d.prefix))); err != nil {
+	if d.client, d.disconnect, err = lockClient(d.rdb, d.locks.addrs(), leased.WithKeyPrefix(lockPrefix(d.prefix))); err != nil {
 		return err
 	}
 	options, err := at.options()
@@ -88,9 +82,21 @@ func (d *demo) begin(ctx context.Context, stderr io.Writer) error {
 }
 
 // demoPrefix returns a prefix for the keys of one demo.
-func demoPrefix() string { return "leased-demo:" + strings.ToLower(rand.Text()[:12]) + ":" }
+func demoPrefix() string { return "leased-demo:" + randomName() + ":" }
 
-// embeddedRedis starts a server on loopback.
+// embeddedUnless starts a server unless the command line named one, and returns the address of the server to
+// use, and what to print behind it.
+func embeddedUnless(named address) (m *miniredis.Miniredis, at address, place string, err error) {
+	if named.Redis != "" {
+		return nil, named, "", nil
+	}
+	if m, err = embeddedRedis(); err != nil {
+		return nil, named, "", err
+	}
+	return m, address{Redis: m.Addr()}, ", inside this program", nil
+}
+
+// embeddedRedis starts a server. It listens on loopback, because the workers are separate processes.
 func embeddedRedis() (*miniredis.Miniredis, error) {
 	if strconv.IntSize < 64 { // it would cut off what the scripts return
 		return nil, errors.New("the embedded Redis needs a 64-bit processor; --redis names another one, but not for --quorum")
@@ -110,9 +116,9 @@ func (d *demo) awaitWorkers(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return errInterrupted
-		case n := <-d.workers.events:
-			if n.Kind != ready {
-				return n.failure()
+		case e := <-d.workers.events:
+			if e.Kind != ready {
+				return e.failure()
 			}
 		}
 	}
@@ -135,8 +141,8 @@ func (d *demo) end() error {
 	if d.client != nil {
 		d.client.Close() // it holds nothing, so there is no error to report
 	}
-	if d.done != nil {
-		d.done()
+	if d.disconnect != nil {
+		d.disconnect()
 	}
 	if d.rdb == nil {
 		return nil
@@ -193,24 +199,24 @@ func (d *demo) sell(ctx context.Context, o order) (*sale, error) {
 		case <-ctx.Done():
 			return nil, errInterrupted
 		case <-tick.C:
-		case n := <-d.workers.events:
+		case e := <-d.workers.events:
 			switch {
-			case n.Kind == done, n.ended && s.killed != nil && s.killed.process == n.from.number:
+			case e.Kind == done, e.ended && s.killed != nil && s.killed.process == e.from.number:
 				working--
-			case n.Kind == inside:
+			case e.Kind == inside:
 				interfere := d.killWorker
 				if d.locks != nil {
 					interfere = d.disturb
 				}
-				if err := interfere(ctx, s, n); err != nil {
+				if err := interfere(ctx, s, e); err != nil {
 					return nil, err
 				}
 				continue
-			case n.Kind != sold && n.Kind != refused:
-				return nil, n.failure()
+			case e.Kind != sold && e.Kind != refused:
+				return nil, e.failure()
 			}
 			waiting := s.killed != nil && s.killed.next == 0
-			s.add(n.from.number, n.message)
+			s.add(e.from.number, e.message)
 			if waiting && s.killed.next > 0 {
 				d.recovered(s)
 			}
@@ -225,11 +231,11 @@ func (d *demo) sell(ctx context.Context, o order) (*sale, error) {
 }
 
 // killWorker kills a process that has just reported that it is inside the lock.
-func (d *demo) killWorker(ctx context.Context, s *sale, n event) error {
-	if err := n.from.kill(); err != nil {
-		return fmt.Errorf("cannot kill process %d: %w", n.from.number, err)
+func (d *demo) killWorker(ctx context.Context, s *sale, e event) error {
+	if err := e.from.kill(); err != nil {
+		return fmt.Errorf("cannot kill process %d: %w", e.from.number, err)
 	}
-	s.killed = &killRecord{process: n.from.number, pid: n.from.pid(), token: n.Token, at: time.Now()}
+	s.killed = &killRecord{process: e.from.number, pid: e.from.pid(), token: e.Token, at: time.Now()}
 	info, err := d.client.Inspect(ctx, lockName)
 	if err != nil {
 		return err
@@ -239,19 +245,19 @@ func (d *demo) killWorker(ctx context.Context, s *sale, n event) error {
 			s.killed.left = owner.TTL
 		}
 	}
-	d.killedInside(s, n.Seen)
+	d.killedInside(s, e.Seen)
 	return nil
 }
 
 // failure returns the error for a process that did not do its part.
-func (n event) failure() error {
+func (e event) failure() error {
 	switch {
-	case n.Kind == failed:
-		return fmt.Errorf("process %d: %s", n.from.number, n.Error)
-	case n.err != nil:
-		return fmt.Errorf("process %d ended too early: %w", n.from.number, n.err)
-	case n.ended:
-		return fmt.Errorf("process %d ended too early", n.from.number)
+	case e.Kind == failed:
+		return fmt.Errorf("process %d: %s", e.from.number, e.Error)
+	case e.err != nil:
+		return fmt.Errorf("process %d ended too early: %w", e.from.number, e.err)
+	case e.ended:
+		return fmt.Errorf("process %d ended too early", e.from.number)
 	}
-	return fmt.Errorf("process %d sent %q out of turn", n.from.number, n.Kind)
+	return fmt.Errorf("process %d sent %q out of turn", e.from.number, e.Kind)
 }

@@ -119,14 +119,14 @@ func (s *lockServer) comeBack() error {
 }
 
 // lockClient returns a client of the library for the demo's locks, which are in the Redis of the
-// stock or on a quorum of the servers at addrs. done closes whatever else it made.
-func lockClient(rdb redis.UniversalClient, addrs []string, opts ...leased.Option) (client *leased.Client, done func(), err error) {
+// stock or on a quorum of the servers at addrs. disconnect closes whatever else it made.
+func lockClient(rdb redis.UniversalClient, addrs []string, opts ...leased.Option) (client *leased.Client, disconnect func(), err error) {
 	if len(addrs) == 0 {
 		client, err = leased.New(rdb, opts...)
 		return client, func() {}, err
 	}
 	var rdbs []redis.UniversalClient
-	done = func() {
+	disconnect = func() {
 		for _, rdb := range rdbs {
 			rdb.Close()
 		}
@@ -135,14 +135,14 @@ func lockClient(rdb redis.UniversalClient, addrs []string, opts ...leased.Option
 		at := address{Redis: addr}
 		o, err := at.options()
 		if err != nil {
-			return nil, done, err
+			return nil, disconnect, err
 		}
 		o.MaxRetries = -1 // the other servers answer in the meantime
 		rdbs = append(rdbs, redis.NewUniversalClient(o))
 	}
 	// The demo itself tells of the servers that go away, so the client need not log them.
 	client, err = leased.NewQuorum(rdbs, append(opts, leased.WithLogger(slog.New(slog.DiscardHandler)))...)
-	return client, done, err
+	return client, disconnect, err
 }
 
 // performOnQuorum runs the sale.
@@ -160,7 +160,7 @@ func (d *demo) performOnQuorum(ctx context.Context) error {
 
 // disturb is called while a buyer stays inside the lock. Servers die while the first such buyer is
 // inside, and come back while the second one is. Then disturb lets the buyer go on.
-func (d *demo) disturb(ctx context.Context, s *sale, n event) error {
+func (d *demo) disturb(ctx context.Context, s *sale, e event) error {
 	named := "Servers " + serverNumbers()
 	switch {
 	case !s.without:
@@ -168,7 +168,7 @@ func (d *demo) disturb(ctx context.Context, s *sale, n event) error {
 		if err != nil {
 			return err
 		}
-		d.screen.line("   Process %d is inside, and has read a stock of %d. %s", n.from.number, n.Seen, ownerOnQuorum(info))
+		d.screen.line("   Process %d is inside, and has read a stock of %d. %s", e.from.number, e.Seen, ownerOnQuorum(info))
 		for _, i := range dying {
 			if err := d.locks.all[i].die(); err != nil {
 				return err
@@ -178,7 +178,7 @@ func (d *demo) disturb(ctx context.Context, s *sale, n event) error {
 		d.screen.line("   %s %s with all they knew. %s", named, d.screen.bad("die"), d.whoOwns(ctx))
 		d.screen.beat(ctx)
 	case !s.returned:
-		d.screen.line("   %s went on without them, down to a stock of %d. %s", d.screen.good("The sale"), n.Seen, d.whoOwns(ctx))
+		d.screen.line("   %s went on without them, down to a stock of %d. %s", d.screen.good("The sale"), e.Seen, d.whoOwns(ctx))
 		for _, i := range dying {
 			if err := d.locks.all[i].comeBack(); err != nil {
 				return err

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -158,9 +157,9 @@ func serverInfo(ctx context.Context, node redis.Cmdable) (map[string]string, err
 	return fields, nil
 }
 
-// servers are those that call themselves Redis in redis_version too, by a field of INFO that
+// forks are the servers that call themselves Redis in redis_version too, by a field of INFO that
 // Redis does not have.
-var servers = []struct {
+var forks = []struct {
 	field    string
 	name     string
 	untested bool // the tests were never run on it
@@ -178,7 +177,7 @@ func versionFinding(info map[string]string) finding {
 	if keyDB {
 		name = "KeyDB"
 	}
-	for _, other := range servers {
+	for _, other := range forks {
 		if v := info[other.field]; v != "" {
 			name, version, untested = other.name, v, other.untested
 		}
@@ -376,7 +375,7 @@ func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) [
 	refused := func(what string, err error) []finding {
 		return []finding{{verdictBad, what, bare(err), "", hintFor(err).advice}}
 	}
-	name := "leased-doctor:" + strings.ToLower(rand.Text()[:12])
+	name := "leased-doctor:" + randomName()
 	var clients [2]*leased.Client
 	for i := range clients {
 		c, err := newClient(rdb, at.prefix, leased.WithTTL(5*time.Second), leased.WithOwner("leased-doctor"))
@@ -412,10 +411,7 @@ func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) [
 		if err != nil || info.Queue > 0 {
 			break
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(5 * time.Millisecond):
-		}
+		pause(ctx, 5*time.Millisecond)
 	}
 	start = time.Now()
 	findings = append(findings, unlockFinding(lease)...)

@@ -123,14 +123,12 @@ func (s *fenceSale) tooMany() int { return s.sold - (s.stock - s.left) }
 
 func runFenceDemo(ctx context.Context, std streams, o demoOptions) error {
 	screen := newScreen(std.out)
-	at, place := o.at, ""
-	if at.Redis == "" {
-		m, err := embeddedRedis()
-		if err != nil {
-			return err
-		}
+	m, at, place, err := embeddedUnless(o.at)
+	if err != nil {
+		return err
+	}
+	if m != nil {
 		defer m.Close()
-		at, place = address{Redis: m.Addr()}, ", inside this program"
 	}
 	options, err := at.options()
 	if err != nil {
@@ -174,7 +172,7 @@ func sellFenced(ctx context.Context, at address, stock int, screen *screen) (sal
 		screen.line("")
 		screen.line("%s", screen.bold(fmt.Sprintf("%d  %s", i+1, kind.title)))
 		s := &fenceSale{title: kind.title, stock: stock}
-		goods := &shelf{key: stockKey(prefix)}
+		goods := &shelf{rdbs[2], stockKey(prefix)}
 		if err := rdbs[2].Del(ctx, goods.key).Err(); err != nil {
 			return nil, err
 		}
@@ -204,7 +202,7 @@ func sellFenced(ctx context.Context, at address, stock int, screen *screen) (sal
 				}
 			}
 			before := s.left
-			if s.left, err = (&shelf{rdbs[2], goods.key}).plainRead(ctx); err != nil {
+			if s.left, err = goods.plainRead(ctx); err != nil {
 				return nil, err
 			}
 			if s.left >= before {

@@ -90,7 +90,7 @@ func TestBeforeTheCommandIsToldToEndRedisIsAsked(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer lease.Unlock()
-				r := &running{options: o, lease: lease, guard: &guard{ended: true}, err: io.Discard, trouble: &trouble}
+				r := &running{options: o, lease: lease, guard: &guard{ended: true}, stderr: io.Discard, trouble: &trouble}
 				r.prolong()
 				m.SetError("LOADING Redis is loading the dataset in memory")
 				for time.Until(lease.TrustedUntil()) >= termMargin(o.ttl) {
@@ -99,14 +99,14 @@ func TestBeforeTheCommandIsToldToEndRedisIsAsked(t *testing.T) {
 				if back {
 					m.SetError("")
 				}
-				before := r.guard.at
+				before := r.guard.deadline
 				r.watchLease()
 				switch {
 				case !back && (r.lost == nil || !strings.Contains(r.lost.Error(), "told to end before the lease ends: LOADING")):
 					t.Errorf("the command is told to end: %v", r.lost)
 				case back && r.lost != nil:
 					t.Errorf("the command is told to end: %v", r.lost)
-				case back && r.guard.at.wall <= before.wall:
+				case back && r.guard.deadline.wall <= before.wall:
 					t.Error("the guard does not hear of the renewal")
 				}
 				m.SetError("")
@@ -128,7 +128,7 @@ func TestAGuardThatIsStoppedStopsNobodyElse(t *testing.T) {
 	}
 	g := &guard{lines: ours}
 	g.until(time.Now().Add(time.Minute)) // it returns
-	if g.at.passed(readClocks()) {
+	if g.deadline.passed(readClocks()) {
 		t.Error("the deadline has passed")
 	}
 }
@@ -136,13 +136,13 @@ func TestAGuardThatIsStoppedStopsNobodyElse(t *testing.T) {
 // Once the command was told to end, this process asks Redis no more.
 func TestACommandThatWasToldToEndIsKilledOnceTheWallClockSaysThatItsLeaseIsOver(t *testing.T) {
 	m := redistest.MiniTCP(t)
-	r := &running{options: &runOptions{name: "job", ttl: time.Minute}, lease: holder(t, m.Addr(), "job", true), guard: &guard{ended: true}, err: io.Discard}
+	r := &running{options: &runOptions{name: "job", ttl: time.Minute}, lease: holder(t, m.Addr(), "job", true), guard: &guard{ended: true}, stderr: io.Discard}
 	r.prolong()
 	r.tellToEnd(errors.New("lost"))
 	if r.watchLease(); !r.killed.IsZero() {
 		t.Error("the command is killed at once")
 	}
-	r.guard.at.wall -= int64(time.Hour)
+	r.guard.deadline.wall -= int64(time.Hour)
 	if r.watchLease(); r.killed.IsZero() {
 		t.Error("the command goes on")
 	}
@@ -152,9 +152,9 @@ func TestACommandThatWasToldToEndIsKilledOnceTheWallClockSaysThatItsLeaseIsOver(
 func TestACommandIsKilledAtOnceIfItsLeaseIsLostByTheWallClock(t *testing.T) {
 	m := redistest.MiniTCP(t)
 	for ahead, want := range map[time.Duration]time.Duration{0: termMargin(time.Minute) - killMargin(time.Minute), time.Hour: 0} {
-		r := &running{options: &runOptions{name: "job", ttl: time.Minute}, lease: holder(t, m.Addr(), "job", true), guard: &guard{ended: true}, err: io.Discard}
+		r := &running{options: &runOptions{name: "job", ttl: time.Minute}, lease: holder(t, m.Addr(), "job", true), guard: &guard{ended: true}, stderr: io.Discard}
 		r.prolong()
-		r.guard.at.wall -= int64(ahead)
+		r.guard.deadline.wall -= int64(ahead)
 		before := time.Now()
 		r.tellToEnd(errors.New("lost"))
 		if left := r.killAt.Sub(before); left < want || left > want+time.Since(before) {

@@ -14,11 +14,11 @@ import (
 
 // guard is the process that leads the command's process group.
 type guard struct {
-	pid   int
-	cmd   *exec.Cmd
-	lines *os.File // its stdin
-	at    deadline // see until
-	ended bool
+	pid      int
+	cmd      *exec.Cmd
+	lines    *os.File // its stdin
+	deadline deadline // see until
+	ended    bool
 }
 
 // startGuard starts the guard, and returns once the guard ignores signals.
@@ -57,16 +57,16 @@ const guardWait = 100 * time.Millisecond
 
 // until tells the guard to kill the group at t, unless it hears otherwise.
 func (g *guard) until(t time.Time) {
-	g.at = deadlineAt(t, time.Now(), readClocks())
+	g.deadline = deadlineAt(t, time.Now(), readClocks())
 	_ = g.lines.SetWriteDeadline(time.Now().Add(guardWait))
-	fmt.Fprintln(g.lines, g.at)
+	fmt.Fprintln(g.lines, g.deadline)
 }
 
 // isDue reports whether the guard kills the group now, or has killed it, whatever it hears.
-func (g *guard) isDue() bool { return g.at.passed(readClocks()) }
+func (g *guard) isDue() bool { return g.deadline.passed(readClocks()) }
 
 // mayHaveKilled reports whether the guard has had a reason to kill the group.
-func (g *guard) mayHaveKilled() bool { return g.isDue() || g.at.passedOnWall(readClocks()) }
+func (g *guard) mayHaveKilled() bool { return g.isDue() || g.deadline.passedOnWall(readClocks()) }
 
 // signal sends s to the command and everything that it started. Until the guard has been waited
 // for, no other group can have its number.

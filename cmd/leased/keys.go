@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -21,6 +23,9 @@ func lockKeys(prefix, name string) []string {
 	}
 	return all
 }
+
+// randomName returns a name that nobody else has, for what a command makes for itself.
+func randomName() string { return strings.ToLower(rand.Text()[:12]) }
 
 // deleteKeys deletes what a command has made for itself, also if it was interrupted, and returns the
 // first error. It deletes the keys one by one: a node of a Cluster refuses to delete several at once.

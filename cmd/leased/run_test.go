@@ -709,7 +709,7 @@ func TestACommandThatCannotBeKilledIsReported(t *testing.T) {
 	var errs strings.Builder
 	m := redistest.MiniTCP(t)
 	r := &running{options: &runOptions{name: "job", ttl: time.Minute}, lease: holder(t, m.Addr(), "job", false), guard: &guard{ended: true},
-		err: &errs, lost: errors.New("lost"), killAt: time.Now().Add(-time.Minute)}
+		stderr: &errs, lost: errors.New("lost"), killAt: time.Now().Add(-time.Minute)}
 	r.watchLease()
 	if errs.String() != "" || r.killed.IsZero() {
 		t.Errorf("at once: %q, killed %v", errs.String(), r.killed)

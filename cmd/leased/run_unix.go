@@ -85,7 +85,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 		return o.withoutLock(ctx, conn, err)
 	}
 	taken := time.Now()
-	r := &running{options: o, lease: lease, guard: g, signals: signals, err: std.err, trouble: &trouble}
+	r := &running{options: o, lease: lease, guard: g, signals: signals, stderr: std.err, trouble: &trouble}
 	err = r.perform(program)
 	ends := time.Now().Add(o.ttl) // renewed just now at the latest
 	if kept := taken.Add(o.atLeast); kept.After(time.Now()) {
@@ -326,7 +326,7 @@ type running struct {
 	lease   *leased.Lease
 	guard   *guard
 	signals <-chan os.Signal
-	err     io.Writer
+	stderr  io.Writer
 	trouble *troubleLog
 
 	tty       *terminal        // nil if the command has none
@@ -447,7 +447,7 @@ func (r *running) watchLease() {
 	switch {
 	case r.lost != nil:
 		// Nobody asks Redis anymore, so the guard would wait in vain if the wall clock was set.
-		if now.Before(r.killAt) && !r.guard.at.passedOnWall(readClocks()) {
+		if now.Before(r.killAt) && !r.guard.deadline.passedOnWall(readClocks()) {
 			return
 		}
 		r.guard.signal(syscall.SIGKILL)
@@ -456,7 +456,7 @@ func (r *running) watchLease() {
 		}
 		if now.Sub(r.killed) > time.Second && !r.told {
 			r.told = true
-			fmt.Fprintf(r.err, "leased: the command goes on although it was killed, perhaps because it runs as another user; "+
+			fmt.Fprintf(r.stderr, "leased: the command goes on although it was killed, perhaps because it runs as another user; "+
 				"it may work beside the next owner of lock %q\n", r.options.name)
 		}
 	case r.guard.isDue():
@@ -522,7 +522,7 @@ func (r *running) tellToEnd(why error) {
 	if end := r.lease.TrustedUntil().Add(-killMargin(ttl)); end.After(now) && end.Before(r.killAt) {
 		r.killAt = end
 	}
-	if r.guard.at.passedOnWall(readClocks()) {
+	if r.guard.deadline.passedOnWall(readClocks()) {
 		r.killAt = now // the guard has only waited for what Redis says
 	}
 	r.guard.until(r.killAt)
@@ -546,14 +546,14 @@ func (r *running) stopped(by syscall.Signal) {
 	case r.tty != nil:
 		r.tty.takeBack(false)
 		_ = syscall.Kill(0, syscall.SIGTSTP) // cannot fail: it is our own group
-		r.unstopped = time.After(unstopped)
+		r.unstopped = time.After(stopGrace)
 	case wants:
 		r.reportStopped()
 	}
 }
 
 func (r *running) reportStopped() {
-	fmt.Fprintf(r.err, "leased: the command has stopped, because it wants the terminal, which it does not get in a pipeline or "+
+	fmt.Fprintf(r.stderr, "leased: the command has stopped, because it wants the terminal, which it does not get in a pipeline or "+
 		"in the background; lock %q stays taken until the command ends\n", r.options.name)
 }
 
@@ -571,8 +571,8 @@ func (r *running) goOn(resumed <-chan os.Signal) {
 	r.resume()
 }
 
-// unstopped is how long this process goes on after a signal that stops it if no shell controls it.
-const unstopped = 250 * time.Millisecond
+// stopGrace is how long this process goes on after a signal that stops it if no shell controls it.
+const stopGrace = 250 * time.Millisecond
 
 // resume continues a command that was stopped, in the foreground if this process is there.
 func (r *running) resume() {

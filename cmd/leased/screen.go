@@ -108,12 +108,8 @@ func (s *screen) progress(format string, args ...any) {
 // beat gives a person time to read what was printed last. It returns at once if out is not
 // a terminal.
 func (s *screen) beat(ctx context.Context) {
-	if !s.live {
-		return
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(1200 * time.Millisecond):
+	if s.live {
+		pause(ctx, 1200*time.Millisecond)
 	}
 }
 

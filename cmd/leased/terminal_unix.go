@@ -14,7 +14,7 @@ import (
 // terminal, or a file where it is a shell's job by itself. In a pipeline (leased run … | less), the other
 // processes need the foreground too, so the command stays in the background there, and signals of the
 // terminal are passed on like any others. The same is so where a script has started this process in the
-// background, and in the script's own group. The methods work on nil.
+// background, and in the script's own group. giveIfOurs and takeBack work on nil.
 type terminal struct {
 	file   *os.File
 	own    int // our process group
@@ -49,9 +49,6 @@ func (t *terminal) foreground() int {
 
 // give puts group in the foreground, which only a process of the foreground may do.
 func (t *terminal) give(group int) {
-	if t == nil {
-		return
-	}
 	t.before, _ = term.GetState(int(t.file.Fd())) // nil: there is nothing to restore
 	if unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, group) == nil {
 		t.given = group

@@ -81,10 +81,10 @@ func (w *workers) start(ctx context.Context, program string, stderr io.Writer, s
 
 // listen passes on the messages of p until p ends. Once ctx has ended, it drops them.
 func (w *workers) listen(ctx context.Context, p *process, output io.Reader) {
-	send := func(n event) {
-		n.from = p
+	send := func(e event) {
+		e.from = p
 		select {
-		case w.events <- n:
+		case w.events <- e:
 		case <-ctx.Done():
 		}
 	}
