@@ -26,7 +26,6 @@ const (
 	maxPrefixBytes  = 256
 	closeWait       = 5 * time.Second
 	tryLockWait     = time.Second
-	defaultTTL      = 30 * time.Second
 	defaultRelease  = time.Second
 	defaultHandoffs = 64
 	defaultTenure   = 10 * time.Millisecond
@@ -508,7 +507,7 @@ func newClientOptions(opts []Option) (clientOptions, error) {
 		logger:  nil, // slog.Default() at the time of use
 		backOff: defaultBackOff,
 		lock: lockOptions{
-			Terms: lockstate.Terms{TTL: defaultTTL, Handoffs: defaultHandoffs, Tenure: defaultTenure, ReleaseTimeout: defaultRelease},
+			Terms: lockstate.Terms{TTL: protocol.DefaultTTL, Handoffs: defaultHandoffs, Tenure: defaultTenure, ReleaseTimeout: defaultRelease},
 		},
 	}
 	for _, opt := range opts {

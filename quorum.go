@@ -18,8 +18,6 @@ import (
 // server is internal/quorum, which sends each command to all of them. This file has the parts of
 // the client that exist once for each server: its inboxes, and the goroutines that send commands.
 
-const defaultQuarantine = time.Minute
-
 // NewQuorum returns a client whose locks live on several independent Redis servers, a majority of
 // which has to grant each lease. This algorithm is called Redlock. There must be 3, 5 or 7 servers,
 // none of them a replica of another. Locks keep working while a majority of the servers answers.
@@ -50,7 +48,7 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 		return nil, err
 	}
 	if o.quarantine == 0 {
-		o.quarantine = defaultQuarantine
+		o.quarantine = protocol.DefaultQuarantine
 	}
 	switch n := len(rdbs); {
 	case n != 3 && n != 5 && n != 7:

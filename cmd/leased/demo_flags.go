@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 // demoOptions are the demo's flags.
@@ -19,7 +21,7 @@ type demoOptions struct {
 }
 
 const (
-	usualTTL = 30 * time.Second
+	usualTTL = protocol.DefaultTTL
 	killTTL  = 2 * time.Second // short enough to watch it expire
 
 	quorumTTL = 6 * time.Second // a third of it, after which a lease is renewed, is short enough to wait for

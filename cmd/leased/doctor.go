@@ -296,7 +296,7 @@ type clockLead struct {
 }
 
 // clockMargin is by how much servers' clocks may differ: 1 % of the default TTL.
-const clockMargin = 300 * time.Millisecond
+const clockMargin = protocol.DefaultTTL / 100
 
 func clockFinding(ctx context.Context, node redis.Cmdable) (finding, clockLead) {
 	before := time.Now()

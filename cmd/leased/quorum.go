@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 // openQuorum is like open, but for several independent servers; a majority of them has answered.
@@ -34,9 +35,9 @@ func (a *address) openQuorum(ctx context.Context, opts ...leased.Option) (*conne
 		}
 		rdbs, options = append(rdbs, redis.NewUniversalClient(o)), append(options, o)
 	}
-	quarantine := time.Minute // the library's default
-	if a.quarantine != 0 {    // which no TTL may exceed, that of a command that takes no locks included
-		ttl := min(30*time.Second, a.quarantine).Truncate(time.Millisecond)
+	quarantine := protocol.DefaultQuarantine
+	if a.quarantine != 0 { // which no TTL may exceed, that of a command that takes no locks included
+		ttl := min(protocol.DefaultTTL, a.quarantine).Truncate(time.Millisecond)
 		quarantine = a.quarantine
 		opts = append([]leased.Option{leased.WithQuarantine(a.quarantine), leased.WithTTL(ttl)}, opts...)
 	}

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 // Exit statuses of run, in addition to those of its command. They are the statuses of flock(1),
@@ -79,7 +81,7 @@ func runCommand(std streams) *cobra.Command {
 			return usagef("--at-least is for writers: it has no meaning with --shared")
 		case o.ttl < minRunTTL || o.ttl > 24*time.Hour || o.ttl%time.Millisecond != 0:
 			return usagef("--ttl must be whole milliseconds from %v to 24h, not %v", minRunTTL, o.ttl)
-		case o.at.Quorum && o.at.quarantine == 0 && o.ttl > time.Minute:
+		case o.at.Quorum && o.at.quarantine == 0 && o.ttl > protocol.DefaultQuarantine:
 			return usagef("with --quorum, a --ttl of more than a minute needs --quarantine, and every other process needs leased.WithQuarantine " +
 				"with the same length")
 		}
@@ -97,7 +99,7 @@ func runCommand(std streams) *cobra.Command {
 	f.BoolVarP(&o.shared, "shared", "s", false, "a reader's lock, which others have at the same time, but no writer")
 	f.DurationVar(&o.atLeast, "at-least", 0, "keep the lock for this `DURATION`, however soon the command ends: for jobs that several machines start by "+
 		"clocks that differ")
-	f.DurationVar(&o.ttl, "ttl", 30*time.Second, "`DURATION` of the lease, which is renewed: how long the lock stays taken if this machine dies")
+	f.DurationVar(&o.ttl, "ttl", protocol.DefaultTTL, "`DURATION` of the lease, which is renewed: how long the lock stays taken if this machine dies")
 	return c
 }
 

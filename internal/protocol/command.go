@@ -249,6 +249,10 @@ func LastToken(meta string) uint64 {
 func TokenLife(ttl time.Duration) time.Duration { return max(10*time.Minute, 4*ttl) }
 
 const (
+	// DefaultTTL is the TTL of a lock that is given none.
+	DefaultTTL = 30 * time.Second
+	// DefaultQuarantine is the quarantine of a quorum's servers that is given none.
+	DefaultQuarantine = time.Minute
 	// MaxTTL is the longest TTL a request can have.
 	MaxTTL = 30 * 24 * time.Hour
 	// CommandTimeout is how long to wait for the answer to a command.
