@@ -201,7 +201,7 @@ func (h *handle) enter(w *call, now time.Time, inlineFor time.Duration) (*entry,
 			e.mu.Unlock()
 			continue
 		}
-		e.state().Enter(w.caller(), now, &fx)
+		e.stateLocked().Enter(w.caller(), now, &fx)
 		if w.Phase == lockstate.Waiting {
 			w.Ready = h.client.newSignal()
 		}
@@ -222,13 +222,13 @@ func (e *entry) giveUp(w *call) (known lastKnown) {
 	var endsHold bool
 	e.step(func(now time.Time, fx *lockstate.Effects) {
 		known = e.lastKnownLocked()
-		if _, inside := e.state().Counts(); w.Phase == lockstate.Inside {
+		if _, inside := e.stateLocked().Counts(); w.Phase == lockstate.Inside {
 			known.here, known.kept = inside > 1, false // others than w
 		}
-		known.silent = e.state().Asking()
+		known.silent = e.stateLocked().Asking()
 		known.owned = e.ownedElsewhereLocked()
-		if !e.state().Abandon(w.caller(), now, fx) {
-			if c := e.state().GiveBack(w.caller(), now, fx); c != nil && c != w.caller() { // whoever unlocked by name meant this one
+		if !e.stateLocked().Abandon(w.caller(), now, fx) {
+			if c := e.stateLocked().GiveBack(w.caller(), now, fx); c != nil && c != w.caller() { // whoever unlocked by name meant this one
 				left := callOf(c)
 				contexts, cause = left.extras().contexts, e.causeLocked(left)
 				held, endsHold = e.takeHoldLocked(left, holdEnd{how: holdOutcome(left, nil), at: now})
@@ -279,7 +279,7 @@ type lastKnown struct {
 // ownedElsewhereLocked reports whether Redis has said of the present request that another client had the lock; of a
 // quorum's servers, a majority has.
 func (e *entry) ownedElsewhereLocked() bool {
-	l := e.state()
+	l := e.stateLocked()
 	owner := l.Blocker()
 	if owner == "" || l.Asking() || l.LackedReplicas() {
 		return false
@@ -291,9 +291,9 @@ func (e *entry) ownedElsewhereLocked() bool {
 }
 
 func (e *entry) lastKnownLocked() (known lastKnown) {
-	known.err, known.blocker = e.state().LastErr(), e.state().Blocker()
-	_, inside := e.state().Counts()
-	known.here, known.kept = inside > 0, e.state().KeptPastLease()
+	known.err, known.blocker = e.stateLocked().LastErr(), e.stateLocked().Blocker()
+	_, inside := e.stateLocked().Counts()
+	known.here, known.kept = inside > 0, e.stateLocked().KeptPastLease()
 	return known
 }
 

@@ -295,7 +295,7 @@ func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.
 }
 
 func (e *entry) canceled(s *lockstate.Settlement) {
-	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Canceled(s, now, fx) })
+	e.step(func(now time.Time, fx *lockstate.Effects) { e.stateLocked().Canceled(s, now, fx) })
 }
 
 // keysOf returns the keys of the lock that the cancel is about: a lock in use, or one that this

@@ -337,7 +337,7 @@ func (c *Client) retire(e *entry) {
 	defer c.mu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.dead || !e.state().Idle() {
+	if e.dead || !e.stateLocked().Idle() {
 		return
 	}
 	e.dead = true
@@ -388,7 +388,7 @@ func (c *Client) entries() []*entry {
 // stepAll gives each lock an event.
 func (c *Client) stepAll(event func(l *lockstate.Lock, now time.Time, fx *lockstate.Effects)) {
 	for _, e := range c.entries() {
-		e.step(func(now time.Time, fx *lockstate.Effects) { event(e.state(), now, fx) })
+		e.step(func(now time.Time, fx *lockstate.Effects) { event(e.stateLocked(), now, fx) })
 	}
 }
 
@@ -578,17 +578,17 @@ func (c *Client) abandoned() (left []string) {
 	var names []string
 	for _, e := range c.entries() {
 		e.mu.Lock()
-		_, inside := e.state().Counts()
+		_, inside := e.stateLocked().Counts()
 		held += inside
 		switch {
 		case inside > 0:
 			names = append(names, e.keys.Name())
-		case e.state().Granted():
+		case e.stateLocked().Granted():
 			releasing++
-		case e.state().CommandInFlight():
+		case e.stateLocked().CommandInFlight():
 			asking++ // what it obtains is canceled by nobody
 		}
-		for w := e.state().Holders(); w != nil; w = w.NextHolder() {
+		for w := e.stateLocked().Holders(); w != nil; w = w.NextHolder() {
 			if r, first := e.takeHoldLocked(callOf(w), holdEnd{how: holdAbandoned, at: time.Now()}); first {
 				c.tracing.later(func() { c.recordHold(&r) })
 			}

@@ -64,9 +64,9 @@ type awake struct {
 // idleStates holds state machines that no lock uses.
 var idleStates = sync.Pool{New: func() any { return new(awake) }}
 
-// state returns the lock's state machine, after waking the lock if it rests. The state machine may
+// stateLocked returns the lock's state machine, after waking the lock if it rests. The state machine may
 // be used only under e.mu, and only until restLocked.
-func (e *entry) state() *lockstate.Lock {
+func (e *entry) stateLocked() *lockstate.Lock {
 	if e.awake == nil {
 		e.awake = idleStates.Get().(*awake)
 		e.awake.lock.Wake(&e.resting, (*environment)(e.client))
@@ -154,7 +154,7 @@ func (e *entry) endStepLocked(fx *lockstate.Effects) {
 func (e *entry) rearmLocked(fx *lockstate.Effects) (idle bool) {
 	e.traceHoldersLocked()
 	if fx.Send.Verb != protocol.None {
-		if c := e.state().Served(); c != nil && callOf(c).under() != nil {
+		if c := e.stateLocked().Served(); c != nil && callOf(c).under() != nil {
 			fx.Send.Under = callOf(c).under()
 		}
 	}
@@ -166,13 +166,13 @@ func (e *entry) rearmLocked(fx *lockstate.Effects) (idle bool) {
 		e.client.canceler.note(&cancel)
 	}
 	e.setAlarmLocked()
-	return e.state().Idle()
+	return e.stateLocked().Idle()
 }
 
 // setAlarmLocked sets the alarm that the lock's state asks for. An alarm that is too early stays:
 // it costs one look at the lock, and moving it costs as much.
 func (e *entry) setAlarmLocked() {
-	due := e.state().Due()
+	due := e.stateLocked().Due()
 	if at := e.due; due != 0 && (at == 0 || due < at) {
 		e.client.watchdog.setInstant(e, due)
 	}
@@ -188,9 +188,9 @@ func (e *entry) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal
 		return batch
 	}
 	e.client.watchdog.remove(&e.alarm) // it fired, but may be set again already
-	e.state().Tick(now, &fx)
+	e.stateLocked().Tick(now, &fx)
 	if fx.Renew {
-		batch = append(batch, protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.state().Request(), At: now, Spare: fx.Spare, Touch: fx.Touch})
+		batch = append(batch, protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.stateLocked().Request(), At: now, Spare: fx.Spare, Touch: fx.Touch})
 	}
 	idle := e.rearmLocked(&fx)
 	e.restLocked()
@@ -422,7 +422,7 @@ func (e *entry) answered(cmd *protocol.Command, a protocol.Answer, fail *protoco
 	}
 	var fx lockstate.Effects
 	e.mu.Lock()
-	e.state().Answered(cmd, a, fail, pause, now, &fx)
+	e.stateLocked().Answered(cmd, a, fail, pause, now, &fx)
 	e.endStepLocked(&fx)
 }
 

@@ -40,9 +40,9 @@ func granted(t *testing.T, opts ...Option) (*Client, *entry, *call) {
 	var fx lockstate.Effects
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.state().Enter(w.caller(), now, &fx)
+	e.stateLocked().Enter(w.caller(), now, &fx)
 	cmd := fx.Send
-	e.state().Answered(&cmd, protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1}, nil, 0, now, &fx)
+	e.stateLocked().Answered(&cmd, protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1}, nil, 0, now, &fx)
 	return c, e, w
 }
 
@@ -54,9 +54,9 @@ func TestALossBesideACloseIsToldOnce(t *testing.T) {
 	var fx, byClosing, byLosing lockstate.Effects
 	now := time.Now()
 	e.mu.Lock()
-	e.state().Close(now, &byClosing)
-	e.state().Revoked(e.state().Request().ID, 1, now, &byLosing)
-	e.state().Leave(w.caller(), now, &fx)
+	e.stateLocked().Close(now, &byClosing)
+	e.stateLocked().Revoked(e.stateLocked().Request().ID, 1, now, &byLosing)
+	e.stateLocked().Leave(w.caller(), now, &fx)
 	e.mu.Unlock()
 	for _, fx := range []*lockstate.Effects{&byClosing, &byLosing} {
 		for _, l := range fx.Ended {
@@ -80,7 +80,7 @@ func TestAnUnlockThatOvertakesAnEvictionRecordsThatTheLeaseWasForced(t *testing.
 	c, e, w := granted(t, WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))), WithLossHandler(func(LossEvent) {}))
 	var evicted lockstate.Effects
 	e.mu.Lock()
-	e.state().Revoked(e.state().Request().ID, 1, time.Now(), &evicted)
+	e.stateLocked().Revoked(e.stateLocked().Request().ID, 1, time.Now(), &evicted)
 	e.mu.Unlock()
 	if _, err := e.unlock(releaseWait{}, time.Now(), func(*lockstate.Lock) *lockstate.Caller { return w.caller() }); !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("Unlock returned %v", err)
@@ -117,11 +117,11 @@ func TestALockWithPausesStaysAwake(t *testing.T) {
 		}
 		e := l.entry
 		e.mu.Lock()
-		e.state()
+		e.stateLocked()
 		e.awake.pauses = defaultBackOff()
 		e.restLocked()
 		stays := e.awake != nil
-		e.state()
+		e.stateLocked()
 		e.awake.pauses = nil
 		e.restLocked()
 		rests := e.awake == nil
@@ -370,7 +370,7 @@ func TestAnUnlockThatOvertakesALossEndsTheContextWithIt(t *testing.T) {
 	ctx := l.Context()
 	var evicted lockstate.Effects
 	e.mu.Lock()
-	e.state().Revoked(e.state().Request().ID, 1, time.Now(), &evicted)
+	e.stateLocked().Revoked(e.stateLocked().Request().ID, 1, time.Now(), &evicted)
 	e.mu.Unlock()
 	if err := l.Unlock(); !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("Unlock returned %v", err)
@@ -391,7 +391,7 @@ func TestNoHoldEndsBeforeItBegan(t *testing.T) {
 		t.Errorf("%v, it took %v", ok, took)
 	}
 	var fx lockstate.Effects
-	e.state().Leave(w.caller(), time.Now(), &fx)
+	e.stateLocked().Leave(w.caller(), time.Now(), &fx)
 }
 
 // A cancel with another one after it has no answer before it is given up: what comes later about its id is

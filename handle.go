@@ -110,7 +110,7 @@ func (h *handle) anotherIsInside() bool {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	_, inside := e.state().Counts()
+	_, inside := e.stateLocked().Counts()
 	return !e.dead && inside > 0
 }
 
@@ -231,7 +231,7 @@ func (h *handle) reenter(m protocol.Mode, now time.Time) bool {
 	if e.dead {
 		return false
 	}
-	l := e.state()
+	l := e.stateLocked()
 	w := e.awake.spare
 	if w == nil {
 		w = &call{}
@@ -261,7 +261,7 @@ func (h *handle) leaveKept(m protocol.Mode, now time.Time) bool {
 	if e.dead {
 		return false
 	}
-	l := e.state()
+	l := e.stateLocked()
 	c := l.PickHolder(m)
 	if c == nil || !c.Again {
 		return false

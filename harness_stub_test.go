@@ -74,7 +74,7 @@ func (m *stubServer) reads(k *protocol.Keys, id string) bool {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	v := e.state().Status()
+	v := e.stateLocked().Status()
 	return v.Reserving && v.Next == id
 }
 
@@ -87,13 +87,13 @@ func (m *stubServer) holds(k *protocol.Keys, id string) (uint64, bool) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.state().Status().Token, e.state().Holds(id)
+	return e.stateLocked().Status().Token, e.stateLocked().Holds(id)
 }
 
 // tell delivers a message as the inbox does.
 func (m *stubServer) tell(msg *protocol.Message) {
 	if e := m.client.lookup(msg.Key); e != nil {
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(msg, now, fx) })
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.stateLocked().Receive(msg, now, fx) })
 	}
 }
 
@@ -153,5 +153,5 @@ var errNoAnswer = errors.New("no answer came")
 func (e *entry) request() protocol.Request {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.state().Request()
+	return e.stateLocked().Request()
 }

@@ -123,7 +123,7 @@ func TestTheLossOfAKeptLockIsTold(t *testing.T) {
 		rw.Lock()
 		e := rw.handle.kept.Load()
 		e.step(func(now time.Time, fx *lockstate.Effects) {
-			e.state().Receive(&protocol.Message{Kind: protocol.MessageRevoked, ID: e.state().Request().ID}, now, fx)
+			e.stateLocked().Receive(&protocol.Message{Kind: protocol.MessageRevoked, ID: e.stateLocked().Request().ID}, now, fx)
 		})
 		if err := rw.UnlockContext(context.Background()); err == nil || !strings.Contains(err.Error(), "evicted") {
 			t.Errorf("its Unlock returns %v", err)
@@ -216,7 +216,7 @@ func TestAHoldThatIsLostBeforeItsWaitIsReportedHasASpan(t *testing.T) {
 		}
 		var evicted lockstate.Effects
 		e.mu.Lock()
-		e.state().Revoked(e.state().Request().ID, 0, time.Now(), &evicted)
+		e.stateLocked().Revoked(e.stateLocked().Request().ID, 0, time.Now(), &evicted)
 		e.mu.Unlock()
 		e.perform(&evicted, false, 0)
 		c.tracing.endWaitSpan(ctx, span, &waitRecord{h, e, w, nil, began, time.Now()})

@@ -84,7 +84,7 @@ func (g *guard) collected() {
 		return // the guard was in the pool
 	}
 	e.mu.Lock()
-	mine, site := e.state().Collected(g.call.caller()), g.call.extras().site
+	mine, site := e.stateLocked().Collected(g.call.caller()), g.call.extras().site
 	e.restLocked()
 	e.mu.Unlock()
 	if mine {
@@ -124,7 +124,7 @@ func (l *Lease) TrustedUntil() time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer e.restLocked()
-	return onWallClock(e.state().TrustedUntil(l.call.caller(), time.Now()))
+	return onWallClock(e.stateLocked().TrustedUntil(l.call.caller(), time.Now()))
 }
 
 // Unlock ends the lease. It waits for Redis for at most the time set by [WithReleaseTimeout].
@@ -272,7 +272,7 @@ func (l *Lease) Check(ctx context.Context) error {
 	}
 	var k lockstate.Check
 	done := make(chan struct{})
-	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Check(&k, w.caller(), done, now, fx) })
+	e.step(func(now time.Time, fx *lockstate.Effects) { e.stateLocked().Check(&k, w.caller(), done, now, fx) })
 	inTime, stop := context.WithTimeout(ctx, checkPatience)
 	defer stop()
 	err := e.client.await(inTime, done)
@@ -326,7 +326,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 		return notDone(e.keys.Name(), "downgraded", e.client.ended(ctx))
 	}
 	done := make(chan struct{})
-	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Downgrade(w.caller(), done, now, fx) })
+	e.step(func(now time.Time, fx *lockstate.Effects) { e.stateLocked().Downgrade(w.caller(), done, now, fx) })
 	err := e.client.await(ctx, done)
 	switch shared, over := l.over("downgraded"); {
 	case over != nil || shared:
@@ -335,7 +335,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 		return notDone(e.keys.Name(), "downgraded", errLeaseOver, ErrLeaseLost)
 	}
 	e.mu.Lock()
-	lastErr := e.state().LastErr()
+	lastErr := e.stateLocked().LastErr()
 	e.mu.Unlock()
 	goesOn := "still trying, and the lease goes on"
 	if e.client.base.Err() != nil {

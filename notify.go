@@ -445,7 +445,7 @@ func (in *inbox) receive(text string) {
 // canceled, which ends what a late copy of a command had begun.
 func (c *Client) deliver(m *protocol.Message) {
 	if e := c.lookup(m.Key); e != nil {
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(m, now, fx) })
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.stateLocked().Receive(m, now, fx) })
 		return
 	}
 	owns := m.Kind == protocol.MessageGranted || m.Kind == protocol.MessageWanted && c.quorum == nil // a quorum's also tells a waiter to ask

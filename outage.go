@@ -146,12 +146,12 @@ func (e *entry) retry() (asks bool) {
 	e.mu.Lock()
 	// A resting lock is not waiting out a pause. One whose failure lasts would fail again, and tells nothing of
 	// the server.
-	if e.dead || e.awake == nil || e.state().CommandInFlight() || e.awake.pauses == nil || e.awake.needsOperator {
+	if e.dead || e.awake == nil || e.stateLocked().CommandInFlight() || e.awake.pauses == nil || e.awake.needsOperator {
 		e.restLocked()
 		e.mu.Unlock()
 		return false
 	}
-	asks = e.state().Reachable(now, &fx)
+	asks = e.stateLocked().Reachable(now, &fx)
 	idle := e.rearmLocked(&fx)
 	e.restLocked()
 	e.mu.Unlock()

@@ -127,7 +127,7 @@ func (e *entry) behindLocked(w *call) (n int, ok bool) {
 	if q == nil || w.Phase != lockstate.Inside || w.Orphaned || w.Ended == lockstate.ByLoss {
 		return 0, false
 	}
-	return q.Behind(&e.keys, e.state().Request().ID), true
+	return q.Behind(&e.keys, e.stateLocked().Request().ID), true
 }
 
 // noteBehindLocked records how many servers of a quorum stand behind the lease of a caller that is

@@ -103,12 +103,12 @@ func (s *slowWatch) lookAt(e *entry, now time.Time, full bool) (one slowLock, sl
 	name := e.keys.Name()
 	_, waited := s.waits[name]
 	_, held := s.holds[name]
-	wait, hold := e.state().Slow(since, !waited, !held)
+	wait, hold := e.stateLocked().Slow(since, !waited, !held)
 	if slow = wait != nil || hold != nil; full || !slow {
 		return one, slow
 	}
-	waiting, within := e.state().Counts()
-	one = slowLock{name: name, waiting: waiting, blocker: blockerName(e.state().Blocker()), ownOwner: within > 0}
+	waiting, within := e.stateLocked().Counts()
+	one = slowLock{name: name, waiting: waiting, blocker: blockerName(e.stateLocked().Blocker()), ownOwner: within > 0}
 	if wait != nil {
 		s.waits[name] = now
 		wait.SetSlow(now)

@@ -296,7 +296,7 @@ func (r *waitRecord) skipSpan() {
 	switch {
 	case w.Reported && w.trace().end.how != holdReleased && !w.Leased && w.trace().claimHoldSpan():
 		e.beginHoldSpanLocked(w)
-	case e.state().Contended():
+	case e.stateLocked().Contended():
 		e.traceHolderLocked(w)
 	}
 }
@@ -329,10 +329,10 @@ func (r *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span
 	events, from, blocker = log.TakeWaitEvents(), log.From, log.Blocker
 	if r.err != nil {
 		defer r.entry.restLocked()
-		if owner := r.entry.state().Holders(); owner != nil {
+		if owner := r.entry.stateLocked().Holders(); owner != nil {
 			from = owner.Events.HoldSpan()
 		} else {
-			blocker = r.entry.state().Blocker()
+			blocker = r.entry.stateLocked().Blocker()
 		}
 	}
 	behind, _ = r.entry.behindLocked(r.call)
@@ -342,9 +342,9 @@ func (r *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span
 // traceHoldersLocked has the hold spans of all holders started when the lock becomes
 // contended. It is called after every step.
 func (e *entry) traceHoldersLocked() {
-	contended := e.state().Contended()
+	contended := e.stateLocked().Contended()
 	if contended && !e.awake.contended {
-		for c := e.state().Holders(); c != nil; c = c.NextHolder() {
+		for c := e.stateLocked().Holders(); c != nil; c = c.NextHolder() {
 			e.traceHolderLocked(callOf(c))
 		}
 	}
@@ -598,7 +598,7 @@ func spanOfRenewals(batch []protocol.Renewal) trace.Span {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer e.restLocked()
-	if c := e.state().Holders(); c != nil {
+	if c := e.stateLocked().Holders(); c != nil {
 		return callOf(c).under()
 	}
 	return nil

@@ -100,7 +100,7 @@ func TestEverySpanEndsWithAnOutcomeWhateverCrosses(t *testing.T) {
 				}
 				if e := c.lookup("x"); e != nil {
 					e.step(func(now time.Time, fx *lockstate.Effects) {
-						e.state().Revoked(e.state().Request().ID, math.MaxInt64, now, fx)
+						e.stateLocked().Revoked(e.stateLocked().Request().ID, math.MaxInt64, now, fx)
 					})
 				}
 				var got metricdata.ResourceMetrics

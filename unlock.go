@@ -59,15 +59,15 @@ func (t releaseWait) await(w *call, began time.Time, done <-chan struct{}) (clos
 func (e *entry) unlock(t releaseWait, now time.Time, pick func(*lockstate.Lock) *lockstate.Caller) (found bool, err error) {
 	var fx lockstate.Effects
 	e.mu.Lock()
-	caller := pick(e.state())
+	caller := pick(e.stateLocked())
 	if caller == nil {
 		e.mu.Unlock()
 		return false, nil
 	}
 	w := callOf(caller)
-	ends := e.state().EndsBy(caller, now)
+	ends := e.stateLocked().EndsBy(caller, now)
 	e.noteBehindLocked(w)
-	e.state().Leave(caller, now, &fx)
+	e.stateLocked().Leave(caller, now, &fx)
 	waits, contexts, cause := !w.Settled, w.extras().contexts, e.causeLocked(w)
 	if waits {
 		e.client.unlocks.Add(1) // before the entry can be removed

@@ -321,10 +321,10 @@ func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took tim
 		r := &batch[i]
 		e := r.Owner.(*entry)
 		e.step(func(now time.Time, fx *lockstate.Effects) {
-			held := e.state().Holds(r.Req.ID)
-			e.state().Renewed(r, now, fx)
+			held := e.stateLocked().Holds(r.Req.ID)
+			e.stateLocked().Renewed(r, now, fx)
 			// "Not ours" is no loss if the lock was let go in the meantime, or may be ours under another id.
-			if r.Outcome != protocol.NotOurs || held && !e.state().Holds(r.Req.ID) {
+			if r.Outcome != protocol.NotOurs || held && !e.stateLocked().Holds(r.Req.ID) {
 				c.stats.countRenewal(r.Outcome)
 			}
 		})
