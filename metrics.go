@@ -115,7 +115,7 @@ func (m *metrics) noteUse() { m.refresh.start() }
 
 // addSeries adds a series whose value is read by now.
 func (m *metrics) addSeries(counter metric.Int64Counter, now func() int64, attrs ...attribute.KeyValue) {
-	with := []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(append(attrs, m.more...)...))}
+	with := []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(slices.Concat(attrs, m.more)...))}
 	m.totals = append(m.totals, total{counter: counter, labels: with, now: now})
 }
 
@@ -386,7 +386,8 @@ func (m *metrics) addUnused(all map[string]usage) {
 // seriesAttributes returns the attributes of a series: those of all series, attrs, and the label of a lock,
 // if it has one.
 func (m *metrics) seriesAttributes(label string, attrs ...attribute.KeyValue) []attribute.KeyValue {
-	all := append(attrs, m.more...)
+	all := make([]attribute.KeyValue, 0, len(attrs)+len(m.more)+2)
+	all = append(append(all, attrs...), m.more...)
 	if label != "" {
 		all = append(all, attrLock.String(label))
 		if prefix := m.client.opts.prefix; prefix != "" {
@@ -683,7 +684,7 @@ var plainOptions = sync.OnceValue(func() *measureOptions { return newMeasureOpti
 func newMeasureOptions(more []attribute.KeyValue) *measureOptions {
 	o := &measureOptions{}
 	with := func(attrs ...attribute.KeyValue) []metric.RecordOption {
-		return []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(append(attrs, more...)...))}
+		return []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(slices.Concat(attrs, more)...))}
 	}
 	for i, mode := range [...]protocol.Mode{protocol.Exclusive, protocol.Shared} {
 		for r := range waitResults {
