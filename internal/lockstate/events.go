@@ -466,7 +466,7 @@ func (l *Lock) Canceled(s *Settlement, now time.Time, fx *Effects) {
 				err = s.Fail.Err
 			}
 			if !c.unheard || s.Fail == nil { // else its Unlock has already returned ErrNotReleased
-				l.reportLoss(c, now, fx)
+				reportLoss(c, now, fx)
 			}
 		}
 		c.settle(err, fx)
@@ -484,13 +484,13 @@ func (l *Lock) loseLeaving(why Reason, now time.Time, fx *Effects) {
 	for c := l.leaving.first; c != nil; c = c.next {
 		if c.Ended != ByLoss {
 			c.Ended, c.Why = ByLoss, why
-			l.reportLoss(c, now, fx)
+			reportLoss(c, now, fx)
 		}
 	}
 }
 
 // reportLoss reports that the lease of c was lost, for the reason in c.Why.
-func (l *Lock) reportLoss(c *Caller, now time.Time, fx *Effects) {
+func reportLoss(c *Caller, now time.Time, fx *Effects) {
 	c.Events.add(Event{At: now, What: eventLost, Text: c.Why.String()})
 	if !c.unused {
 		fx.Ended = append(fx.Ended, Loss{c, c.Why})

@@ -94,17 +94,17 @@ type Environment interface {
 func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 	switch {
 	case l.closed:
-		l.finishRejected(c, protocol.ErrClosed, fx)
+		finishRejected(c, protocol.ErrClosed, fx)
 		return
 	case c.Try && !l.compatible(c.Mode):
 		why := errHeldHere
 		if l.KeptPastLease() {
 			why = errKeptHere
 		}
-		l.finishRejected(c, why, fx)
+		finishRejected(c, why, fx)
 		return
 	case c.Try && l.waiting.first != nil && !l.askedByReaders(c):
-		l.finishRejected(c, errWantedHere, fx)
+		finishRejected(c, errWantedHere, fx)
 		return
 	}
 	c.Since = now.Sub(l.env.Start())
@@ -338,11 +338,11 @@ func (l *Lock) TrustedUntil(c *Caller, now time.Time) time.Time {
 // reject ends the wait of c with err.
 func (l *Lock) reject(c *Caller, err error, fx *Effects) {
 	l.waiting.remove(c)
-	l.finishRejected(c, err, fx)
+	finishRejected(c, err, fx)
 }
 
 // finishRejected ends the call of c, which is in no list, with err.
-func (l *Lock) finishRejected(c *Caller, err error, fx *Effects) {
+func finishRejected(c *Caller, err error, fx *Effects) {
 	c.Phase = Rejected
 	c.setOutcome(err)
 	fx.Woken.add(c)
@@ -387,7 +387,7 @@ func (l *Lock) end(c *Caller, why Reason, now time.Time, fx *Effects) {
 	if c.Ended != ByLoss {
 		l.drawToken(c, now)
 		c.until, c.Ended, c.Why = l.instant(earlierOf(now, l.grant.trust())), ByLoss, why
-		l.reportLoss(c, now, fx)
+		reportLoss(c, now, fx)
 	}
 }
 

@@ -103,7 +103,7 @@ func (l *Lock) endOverlong(now time.Time, fx *Effects) {
 	for c := l.members; c != nil; c = c.next {
 		switch {
 		case c.noRenew || c.Opts.MaxHold == 0:
-		case l.instant(now) >= l.maxHoldOf(c):
+		case l.instant(now) >= maxHoldOf(c):
 			c.noRenew = true
 			l.end(c, Overlong, now, fx)
 		default:
@@ -121,14 +121,14 @@ func (l *Lock) watchMaxHold(c *Caller) {
 	if c.Opts.MaxHold == 0 {
 		return
 	}
-	if end := l.maxHoldOf(c); l.maxHoldAt == 0 || end < l.maxHoldAt {
+	if end := maxHoldOf(c); l.maxHoldAt == 0 || end < l.maxHoldAt {
 		l.maxHoldAt = end
 	}
 }
 
 // maxHoldOf returns the end of c's maximum hold, or the last instant there is if the maximum hold
 // ends after it.
-func (l *Lock) maxHoldOf(c *Caller) Instant {
+func maxHoldOf(c *Caller) Instant {
 	since := start.add(c.Since)
 	return since.add(min(c.Opts.MaxHold, time.Duration(math.MaxInt64-since)))
 }

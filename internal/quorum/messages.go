@@ -46,22 +46,22 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		l.review(r, now, fx)
 	case protocol.MessageWanted:
 		if p.state != owned { // the server says that we are the owner: the message "granted" was lost
-			l.pass(r, m, fx)
+			pass(r, m, fx)
 			return
 		}
 		p.more = true
 		if r.token == 0 {
 			l.plan(r, now)
 		} else {
-			l.pass(r, m, fx)
+			pass(r, m, fx)
 		}
 	case protocol.MessageUnwanted:
 		p.more = false
 		if p.state == owned && r.token != 0 && !l.moreWait(r) { // else a server has yet to say so
-			l.pass(r, m, fx)
+			pass(r, m, fx)
 		}
 	case protocol.MessageEnds:
-		l.pass(r, m, fx)
+		pass(r, m, fx)
 	}
 }
 
@@ -128,7 +128,7 @@ func (r *request) leaves() bool {
 }
 
 // pass passes a message to the state machine, under the id that the state machine knows.
-func (l *Lock) pass(r *request, m *protocol.Message, fx *Effects) {
+func pass(r *request, m *protocol.Message, fx *Effects) {
 	copied := *m
 	copied.ID = r.id
 	fx.Messages = append(fx.Messages, copied)

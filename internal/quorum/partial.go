@@ -50,7 +50,7 @@ func (r *request) later(n int, id string) uint64 {
 // plan sets when Tick looks at the request's partial grants that may have to be given back.
 func (l *Lock) plan(r *request, now time.Time) {
 	for i := range r.parts {
-		if !l.blocks(r, i) {
+		if !r.blocks(i) {
 			continue
 		}
 		at := r.parts[i].since.Add(l.keepFor(r, i))
@@ -116,7 +116,7 @@ func hashOf(id string) uint64 {
 // servers. Clients with a few servers each would otherwise block each other forever. Giving such
 // grants back ends that, because all servers prefer the smallest ticket. A request whose token is being
 // stored has a majority.
-func (l *Lock) blocks(r *request, i int) bool {
+func (r *request) blocks(i int) bool {
 	p := &r.parts[i]
 	if r.dropped || r.token != 0 || p.state != owned || !p.more || p.asking || r.writing() {
 		return false
@@ -154,7 +154,7 @@ func (l *Lock) giveBackAll(r *request, now time.Time, fx *Effects) {
 	var given []int
 	most := 0
 	for i := range r.parts {
-		if p := &r.parts[i]; l.blocks(r, i) && now.Sub(p.since) >= l.keepFor(r, i) {
+		if p := &r.parts[i]; r.blocks(i) && now.Sub(p.since) >= l.keepFor(r, i) {
 			given, most = append(given, i), max(most, p.giveBacks+1)
 		}
 	}

@@ -97,7 +97,7 @@ func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, t
 	if err != nil {
 		return nil, 0, err
 	}
-	return s.marked(val)
+	return marked(val)
 }
 
 // voteAcquire is vote for an acquire, whose ticket is among its arguments. The mark is 0 if the lock
@@ -119,7 +119,7 @@ func (s *Server) voteAcquire(ctx context.Context, k *protocol.Keys, c *protocol.
 	if _, settled := val.(string); settled { // vote_fast.lua
 		return val, 0, nil
 	}
-	val, mark, err := s.marked(val)
+	val, mark, err := marked(val)
 	if token, granted := val.(string); granted { // vote_fast.lua, with a mark that is new to us
 		if us, bad := parseToken(token); bad == nil && mark > 0 && us > mark && us-mark > uint64(s.quarantine.Microseconds()) {
 			var settled any = strconv.FormatUint(mark, 10)
@@ -134,7 +134,7 @@ func (s *Server) voteAcquire(ctx context.Context, k *protocol.Keys, c *protocol.
 const unknownMark = "-"
 
 // marked splits the reply of a voting script.
-func (s *Server) marked(val any) (any, uint64, error) {
+func marked(val any) (any, uint64, error) {
 	reply, _ := val.([]any)
 	if len(reply) < 2 {
 		return nil, 0, malformed(val)
