@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,33 +57,9 @@ func examine(ctx context.Context, std streams, at *address) error {
 		return err
 	}
 	defer rdb.Close()
-	s := newScreen(std.out)
-	bad, wrongServer := 0, false
+	d := diagnosis{out: std.out, screen: newScreen(std.out)}
+	wrongServer := false
 	_, isCluster := rdb.(*redis.ClusterClient)
-	tell := func(f finding) {
-		if f.verdict == verdictBad {
-			bad++
-		}
-		paint := map[verdict]func(string) string{verdictOK: s.good, verdictBad: s.bad}[f.verdict]
-		if paint == nil {
-			paint = s.bold
-		}
-		width := proseWidth(std.out)
-		label := fmt.Sprintf("%-5s %-12s ", f.verdict, f.what)
-		lines := wrap(f.found, max(width-len(label), 20))
-		fmt.Fprintf(std.out, "%s%s%s\n", paint(string(f.verdict)), label[len(f.verdict):], lines[0])
-		for _, line := range lines[1:] {
-			fmt.Fprintf(std.out, "%19s%s\n", "", line)
-		}
-		indent := strings.Repeat(" ", min(len(label), width/4))
-		if f.means != "" {
-			hang(std.out, indent, f.means, width)
-		}
-		if f.change != "" {
-			hang(std.out, indent+"-> ", f.change, width)
-		}
-	}
-
 	nodes, err := masters(ctx, rdb)
 	if err != nil {
 		return inPlainWords(err)
@@ -98,48 +75,79 @@ func examine(ctx context.Context, std streams, at *address) error {
 		ofQuorum := !isCluster && isOfQuorum(ctx, node, at.prefix)
 		info, refused := serverInfo(ctx, node)
 		if refused != nil {
-			tell(finding{verdictUnknown, "INFO", "this user may not read it: " + refused.Error(),
+			d.tell(finding{verdictUnknown, "INFO", "this user may not read it: " + refused.Error(),
 				"Version, eviction, persistence and replication are not checked.", "allow +info, for this check only"})
 		} else {
-			tell(versionFinding(info))
+			d.tell(versionFinding(info))
 			role := roleFinding(info, isCluster)
-			tell(role)
+			d.tell(role)
 			wrongServer = wrongServer || role.verdict == verdictBad
-			tell(evictionFinding(info))
+			d.tell(evictionFinding(info))
 			if ofQuorum {
-				tell(quorumReplicationFinding(info))
+				d.tell(quorumReplicationFinding(info))
 			} else {
-				tell(persistenceFinding(info))
-				tell(replicationFinding(info))
+				d.tell(persistenceFinding(info))
+				d.tell(replicationFinding(info))
 			}
 		}
 		if ofQuorum {
-			tell(quorumPersistenceFinding(ctx, node, at.prefix))
+			d.tell(quorumPersistenceFinding(ctx, node, at.prefix))
 		}
-		tell(snapshotFinding(ctx, node))
+		d.tell(snapshotFinding(ctx, node))
 		var clock finding
 		clock, clocks[i] = clockFinding(ctx, node)
-		tell(clock)
+		d.tell(clock)
 	}
 	if len(nodes) > 1 {
 		fmt.Fprintln(std.out)
-		tell(clocksFinding(clocks))
+		d.tell(clocksFinding(clocks))
 	}
-	tell(roundTripFinding(ctx, rdb))
+	d.tell(roundTripFinding(ctx, rdb))
 	if wrongServer {
-		tell(finding{verdictUnknown, "lock", "not tried", "Whatever a lock does there, it would say nothing of locks elsewhere.", ""})
+		d.tell(finding{verdictUnknown, "lock", "not tried", "Whatever a lock does there, it would say nothing of locks elsewhere.", ""})
 	} else {
 		for _, f := range lockFindings(ctx, rdb, at) {
-			tell(f)
+			d.tell(f)
 		}
 	}
 	if ctx.Err() != nil {
 		return errInterrupted
 	}
-	if bad > 0 {
+	if d.bad > 0 {
 		return errReported
 	}
 	return nil
+}
+
+// diagnosis prints findings, and counts the bad ones.
+type diagnosis struct {
+	out    io.Writer
+	screen *screen
+	bad    int
+}
+
+func (d *diagnosis) tell(f finding) {
+	if f.verdict == verdictBad {
+		d.bad++
+	}
+	paint := map[verdict]func(string) string{verdictOK: d.screen.good, verdictBad: d.screen.bad}[f.verdict]
+	if paint == nil {
+		paint = d.screen.bold
+	}
+	width := proseWidth(d.out)
+	label := fmt.Sprintf("%-5s %-12s ", f.verdict, f.what)
+	lines := wrap(f.found, max(width-len(label), 20))
+	fmt.Fprintf(d.out, "%s%s%s\n", paint(string(f.verdict)), label[len(f.verdict):], lines[0])
+	for _, line := range lines[1:] {
+		fmt.Fprintf(d.out, "%19s%s\n", "", line)
+	}
+	indent := strings.Repeat(" ", min(len(label), width/4))
+	if f.means != "" {
+		hang(d.out, indent, f.means, width)
+	}
+	if f.change != "" {
+		hang(d.out, indent+"-> ", f.change, width)
+	}
 }
 
 // serverInfo returns the fields of INFO.

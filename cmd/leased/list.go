@@ -75,31 +75,43 @@ func list(ctx context.Context, std streams, o *listOptions) error {
 	}
 	defer client.Close() // it holds nothing, so there is no error to report
 
-	var infos []leased.Info
-	var moving []string
-	more := false
+	found, err := o.collect(ctx, rdb, client)
+	if err != nil {
+		return inPlainWords(err)
+	}
+	return o.print(std, found)
+}
+
+// listing is what ls has found.
+type listing struct {
+	infos  []leased.Info // by name
+	moving []string      // the names of locks that cannot be read while a Cluster moves their slots
+	more   bool          // there are more locks than the limit
+}
+
+// collect walks over the keys and inspects the locks to list. Locks are inspected while the scan for more goes
+// on, so that the limit counts the locks that are shown.
+func (o *listOptions) collect(ctx context.Context, rdb redis.UniversalClient, client *leased.Client) (found listing, err error) {
 	var batch []string
-	// Locks are inspected while the scan for more goes on, so that the limit counts the locks that
-	// are shown.
 	flush := func() error {
-		found, unread, err := inspectAll(ctx, client, batch)
-		moving = append(moving, unread...)
+		infos, unread, err := inspectAll(ctx, client, batch)
+		found.moving = append(found.moving, unread...)
 		batch = batch[:0]
-		for _, info := range found {
+		for _, info := range infos {
 			if o.all || len(info.Owners) > 0 || info.Queue > 0 {
-				infos = append(infos, info)
+				found.infos = append(found.infos, info)
 			}
 		}
 		return err
 	}
 	seen := map[string]bool{}
-	for s := newScan(o.at.prefix, o.pattern); !s.over() && !more && len(moving) <= o.limit; {
+	for s := newScan(o.at.prefix, o.pattern); !s.over() && len(found.infos) <= o.limit && len(found.moving) <= o.limit; {
 		names, err := s.step(ctx, rdb)
 		if err == nil && !o.all {
 			names, err = s.inUse(ctx, names)
 		}
 		if err != nil {
-			return inPlainWords(err)
+			return found, err
 		}
 		for _, name := range names {
 			if !seen[name] { // SCAN may return a key twice
@@ -109,57 +121,59 @@ func list(ctx context.Context, std streams, o *listOptions) error {
 		}
 		if len(batch) >= 64 {
 			if err := flush(); err != nil {
-				return inPlainWords(err)
+				return found, err
 			}
 		}
-		more = len(infos) > o.limit
 	}
 	if err := flush(); err != nil {
-		return inPlainWords(err)
+		return found, err
 	}
-	slices.SortFunc(infos, func(a, b leased.Info) int { return strings.Compare(a.Name, b.Name) })
-	if more = len(infos) > o.limit; more {
-		infos = infos[:o.limit]
+	slices.SortFunc(found.infos, func(a, b leased.Info) int { return strings.Compare(a.Name, b.Name) })
+	if found.more = len(found.infos) > o.limit; found.more {
+		found.infos = found.infos[:o.limit]
 	}
-	if o.asJSON {
+	slices.Sort(found.moving)
+	return found, nil
+}
+
+// print prints what was found, and on standard error what is missing there.
+func (o *listOptions) print(std streams, found listing) error {
+	switch now := time.Now(); {
+	case o.asJSON:
 		out := json.NewEncoder(std.out)
-		for _, info := range infos {
-			if err := out.Encode(jsonOf(info, time.Now())); err != nil {
+		for _, info := range found.infos {
+			if err := out.Encode(jsonOf(info, now)); err != nil {
 				return err
 			}
 		}
-	} else if len(infos) == 0 {
-		if len(moving) == 0 {
-			fmt.Fprintf(std.err, "leased: %s\n", noLocks(o.pattern, o.all))
-		}
-	} else {
-		now := time.Now()
-		rows := make([][]string, len(infos))
-		for i, info := range infos {
+	case len(found.infos) > 0:
+		rows := make([][]string, len(found.infos))
+		for i, info := range found.infos {
 			row := rowOf(info.Name, info.Owners, info.Queue)
 			rows[i] = row.fields(now)
 		}
 		for _, line := range table(lockColumns, rows, widthOf(std.out)) {
 			fmt.Fprintln(std.out, line)
 		}
+	case len(found.moving) == 0:
+		fmt.Fprintf(std.err, "leased: %s\n", noLocks(o.pattern, o.all))
 	}
-	if more {
+	if found.more {
 		fmt.Fprintf(std.err, "leased: there are more than %d: give a pattern, or --limit\n", o.limit)
 	}
-	if len(moving) > 0 {
-		slices.Sort(moving)
-		names := strings.Join(moving[:min(len(moving), 10)], ", ")
-		if others := len(moving) - 10; others > 0 {
-			names += fmt.Sprintf(" and %d more", others)
-		}
-		those := count(len(moving), "lock", "locks")
-		if len(moving) > o.limit {
-			those += " and perhaps more" // the scan has ended there
-		}
-		fmt.Fprintf(std.err, "leased: %s cannot be read while the Cluster moves the slot; if that lasts, see redis-cli --cluster check: %s\n", those, names)
-		return errReported
+	if len(found.moving) == 0 {
+		return nil
 	}
-	return nil
+	names := strings.Join(found.moving[:min(len(found.moving), 10)], ", ")
+	if others := len(found.moving) - 10; others > 0 {
+		names += fmt.Sprintf(" and %d more", others)
+	}
+	those := count(len(found.moving), "lock", "locks")
+	if len(found.moving) > o.limit {
+		those += " and perhaps more" // the scan has ended there
+	}
+	fmt.Fprintf(std.err, "leased: %s cannot be read while the Cluster moves the slot; if that lasts, see redis-cli --cluster check: %s\n", those, names)
+	return errReported
 }
 
 // noLocks says that the list is empty, which might otherwise be taken for a failure.

@@ -258,24 +258,7 @@ func (o *runOptions) acquire(ctx context.Context, std streams, conn *connection,
 	done := make(chan result, 1)
 	// This is ended by cancel, and waited for below.
 	go func() {
-		lease, err := call(ctx)
-		// In a Cluster, a lease that came by message is trusted for only two seconds until it is
-		// renewed. The command must not be told to end because of that.
-		for checks := 0; err == nil && checks < maxChecks && time.Until(lease.TrustedUntil()) < o.ttl*2/3; checks++ {
-			err = lease.Check(ctx)
-			switch {
-			case err == nil:
-			case ctx.Err() != nil, o.noWait && !errors.Is(err, leased.ErrLeaseLost):
-				_ = lease.Unlock() // the error of Check says why
-			case errors.Is(err, leased.ErrLeaseLost):
-				_ = lease.Unlock() // likewise
-				checks = 0
-				lease, err = call(ctx)
-			default: // Redis has failed. The lease may still be ours, and to give it back would begin the rest of --at-least.
-				checks, err = 0, nil
-				pause(ctx, checkAgain)
-			}
-		}
+		lease, err := o.lockAndCheck(ctx, call)
 		done <- result{lease, err}
 	}()
 	look := time.NewTicker(time.Second)
@@ -318,6 +301,29 @@ func (o *runOptions) acquire(ctx context.Context, std streams, conn *connection,
 			return nil, caught(s.(syscall.Signal))
 		}
 	}
+}
+
+// lockAndCheck makes a call for the lock, and checks its lease until it can be trusted for most of its TTL. In
+// a Cluster, a lease that came by message is trusted for only two seconds until it is renewed, and the command
+// must not be told to end because of that.
+func (o *runOptions) lockAndCheck(ctx context.Context, call func(context.Context) (*leased.Lease, error)) (*leased.Lease, error) {
+	lease, err := call(ctx)
+	for checks := 0; err == nil && checks < maxChecks && time.Until(lease.TrustedUntil()) < o.ttl*2/3; checks++ {
+		err = lease.Check(ctx)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil, o.noWait && !errors.Is(err, leased.ErrLeaseLost):
+			_ = lease.Unlock() // the error of Check says why
+		case errors.Is(err, leased.ErrLeaseLost):
+			_ = lease.Unlock() // likewise
+			checks = 0
+			lease, err = call(ctx)
+		default: // Redis has failed. The lease may still be ours, and to give it back would begin the rest of --at-least.
+			checks, err = 0, nil
+			pause(ctx, checkAgain)
+		}
+	}
+	return lease, err
 }
 
 // running is a command that runs under a lease.

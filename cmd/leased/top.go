@@ -57,43 +57,48 @@ func topCommand(std streams) *cobra.Command {
 			if len(args) == 1 {
 				pattern = args[0]
 			}
-			rdb, err := at.connectWhole(ctx)
-			if err != nil {
-				return err
-			}
-			defer rdb.Close()
-			t := newTop(rdb, at.prefix, pattern)
-			ctx, stop := context.WithCancelCause(ctx)
-			defer stop(nil)
-			shown := 0
-			patient := times == 0 // whoever counts does not wait for Redis to come back
-			err = repeat(ctx, std, watching{interval: interval, pictures: true, patient: patient}, func() (func() error, error) {
-				if err := t.refresh(ctx, time.Now()); err != nil {
-					t.scan = newScan(t.prefix, t.pattern) // the nodes that it walks over may be gone
-					return nil, inPlainWords(err)
-				}
-				return func() error {
-					rows := 0
-					if isTerminal(std.out) {
-						rows = max(heightOf(std.out)-5, 3)
-					}
-					t.show(std.out, time.Now(), rows)
-					if shown++; shown == times {
-						stop(errEnough)
-					}
-					return nil
-				}, nil
-			})
-			if errors.Is(context.Cause(ctx), errEnough) {
-				return nil
-			}
-			return err
+			return watchTop(ctx, std, &at, pattern, interval, times)
 		}),
 	}
 	at.bindOne(c)
 	c.Flags().DurationVar(&interval, "interval", 2*time.Second, "`DURATION` between refreshes")
 	c.Flags().IntVar(&times, "count", 0, "end after `N` refreshes")
 	return c
+}
+
+// watchTop shows the locks that match pattern, times often, or until interrupted if times is 0.
+func watchTop(ctx context.Context, std streams, at *address, pattern string, interval time.Duration, times int) error {
+	rdb, err := at.connectWhole(ctx)
+	if err != nil {
+		return err
+	}
+	defer rdb.Close()
+	t := newTop(rdb, at.prefix, pattern)
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	shown := 0
+	patient := times == 0 // whoever counts does not wait for Redis to come back
+	err = repeat(ctx, std, watching{interval: interval, pictures: true, patient: patient}, func() (func() error, error) {
+		if err := t.refresh(ctx, time.Now()); err != nil {
+			t.scan = newScan(t.prefix, t.pattern) // the nodes that it walks over may be gone
+			return nil, inPlainWords(err)
+		}
+		return func() error {
+			rows := 0
+			if isTerminal(std.out) {
+				rows = max(heightOf(std.out)-5, 3)
+			}
+			t.show(std.out, time.Now(), rows)
+			if shown++; shown == times {
+				stop(errEnough)
+			}
+			return nil
+		}, nil
+	})
+	if errors.Is(context.Cause(ctx), errEnough) {
+		return nil
+	}
+	return err
 }
 
 var errEnough = errors.New("enough refreshes were shown")

@@ -31,55 +31,7 @@ func unlockCommand(std streams) *cobra.Command {
 			if !yes && !isTerminal(std.in) {
 				return usagef("unlock cannot ask for confirmation: standard input is not a terminal; use --yes")
 			}
-			conn, err := at.open(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			defer conn.close()
-			client := conn.client
-			info, err := client.Inspect(ctx, args[0])
-			if err != nil {
-				if cause := errors.Unwrap(err); cause != nil && !errors.Is(err, leased.ErrInvalidName) {
-					err = fmt.Errorf("unlocking lock %q by force: %w", args[0], cause) // to inspect it was our idea
-				}
-				return operatorError("unlock", err)
-			}
-			if len(info.Owners) == 0 {
-				fmt.Fprintf(std.out, "%q is free.\n", info.Name)
-				return nil
-			}
-			if other := conn.alias(ctx, args[0]); other != nil {
-				return usagef("%s", other.says())
-			}
-			for !yes {
-				describe(std.out, info)
-				if sure, err := asks(ctx, std, "Take it from its owner, who may still be at work? [y/N] "); err != nil || !sure {
-					return err
-				}
-				asked := info
-				if info, err = client.Inspect(ctx, args[0]); err != nil {
-					return operatorError("unlock", err)
-				}
-				if len(info.Owners) == 0 {
-					fmt.Fprintf(std.out, "%q is free.\n", info.Name)
-					return nil
-				}
-				if yes = noneIsNew(asked.Owners, info.Owners); !yes {
-					fmt.Fprintln(std.out, "Nothing was changed, because the lock has another owner now:")
-				}
-			}
-			evicted, err := client.ForceUnlock(ctx, args[0])
-			switch {
-			case err != nil:
-				return operatorError("unlock", err)
-			case evicted == 0:
-				fmt.Fprintf(std.out, "%q was unlocked before it was taken from %s.\n", info.Name, ownersText(info.Owners))
-			case info.Servers > 0:
-				fmt.Fprintf(std.out, "%q was taken from %s on %d of %d servers.\n", info.Name, ownersText(info.Owners), evicted, info.Servers)
-			default:
-				fmt.Fprintf(std.out, "%q was taken from %s.\n", info.Name, ownersText(info.Owners))
-			}
-			return nil
+			return forceUnlock(ctx, std, &at, args[0], yes)
 		}),
 	}
 	at.bind(c)
@@ -87,6 +39,59 @@ func unlockCommand(std streams) *cobra.Command {
 	c.Flags().BoolVar(&force, "force", false, "required, because the owner may still be at work")
 	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	return c
+}
+
+// forceUnlock takes a lock from its owner. It asks before, unless sure.
+func forceUnlock(ctx context.Context, std streams, at *address, name string, sure bool) error {
+	conn, err := at.open(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer conn.close()
+	client := conn.client
+	info, err := client.Inspect(ctx, name)
+	if err != nil {
+		if cause := errors.Unwrap(err); cause != nil && !errors.Is(err, leased.ErrInvalidName) {
+			err = fmt.Errorf("unlocking lock %q by force: %w", name, cause) // to inspect it was our idea
+		}
+		return operatorError("unlock", err)
+	}
+	if len(info.Owners) == 0 {
+		fmt.Fprintf(std.out, "%q is free.\n", info.Name)
+		return nil
+	}
+	if other := conn.alias(ctx, name); other != nil {
+		return usagef("%s", other.says())
+	}
+	for !sure {
+		describe(std.out, info)
+		if yes, err := asks(ctx, std, "Take it from its owner, who may still be at work? [y/N] "); err != nil || !yes {
+			return err
+		}
+		asked := info
+		if info, err = client.Inspect(ctx, name); err != nil {
+			return operatorError("unlock", err)
+		}
+		if len(info.Owners) == 0 {
+			fmt.Fprintf(std.out, "%q is free.\n", info.Name)
+			return nil
+		}
+		if sure = noneIsNew(asked.Owners, info.Owners); !sure {
+			fmt.Fprintln(std.out, "Nothing was changed, because the lock has another owner now:")
+		}
+	}
+	evicted, err := client.ForceUnlock(ctx, name)
+	switch {
+	case err != nil:
+		return operatorError("unlock", err)
+	case evicted == 0:
+		fmt.Fprintf(std.out, "%q was unlocked before it was taken from %s.\n", info.Name, ownersText(info.Owners))
+	case info.Servers > 0:
+		fmt.Fprintf(std.out, "%q was taken from %s on %d of %d servers.\n", info.Name, ownersText(info.Owners), evicted, info.Servers)
+	default:
+		fmt.Fprintf(std.out, "%q was taken from %s.\n", info.Name, ownersText(info.Owners))
+	}
+	return nil
 }
 
 // noneIsNew reports whether all who own the lock now owned it before.
