@@ -66,6 +66,24 @@ func TestAnIDThatNoClientMakesIsMalformed(t *testing.T) {
 			t.Errorf("label %.20q: %+v, %v", label, who, err)
 		}
 	}
+	for c, ok := range map[string]bool{
+		"a": true, "z": true, "A": true, "Z": true, "0": true, "9": true, "-": true, "_": true,
+		"`": false, "{": false, "@": false, "[": false, "/": false, ":": false, ".": false, "": false, "AA": false,
+	} {
+		for _, random := range []string{"AAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBB"} { // of the request, and of the client
+			if who, err := ParseID(strings.Replace(good, random, random[1:]+c, 1)); (err == nil) != ok {
+				t.Errorf("a random part that ends with %q: %+v, %v", c, who, err)
+			}
+		}
+	}
+	for _, id := range []string{
+		"", "leased1:", "leased1:w", "leased1:w:", "leased1:w30000", good[len("leased1:"):], "leased2" + good[len("leased1"):],
+		strings.Replace(good, ":w:", ":x:", 1), strings.Replace(good, ":w:", ":w;", 1), strings.TrimSuffix(good, ":o"), strings.TrimSuffix(good, "B:o"),
+	} {
+		if r, err := RequestOf(id); err == nil {
+			t.Errorf("%q: %+v", id, r)
+		}
+	}
 }
 
 func TestAnIDWithOtherFlagsIsMalformed(t *testing.T) {
