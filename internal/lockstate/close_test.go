@@ -101,3 +101,13 @@ func TestALeaseThatNobodyTookIsNoLossAfterClose(t *testing.T) {
 		t.Errorf("it is reported as lost: %v", loss.Why)
 	}
 }
+
+func TestAnUnlockAfterCloseSaysThatTheLeaseHadBeenLost(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.top)
+	h.close()
+	h.lost(c)
+	h.leave(c)
+	h.settled(c, ErrLeaseLost)
+}

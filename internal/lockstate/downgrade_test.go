@@ -211,6 +211,53 @@ func TestADowngradeOfALostLeaseSaysSo(t *testing.T) {
 	}
 }
 
+// It holds the grant until its Unlock, and nobody need wait for that.
+func TestADowngradeAfterTheMaximumHoldSaysSo(t *testing.T) {
+	c := writer(func(o *Terms) { o.MaxHold = time.Second })
+	h := holding(t, c)
+	h.pass(time.Second)
+	h.lost(c)
+	if !closed(h.downgrade(c)) {
+		t.Error("it is waited for")
+	}
+	h.sendsNothing()
+}
+
+func TestADowngradeTellsTheLastToken(t *testing.T) {
+	a, b := writer(), writer()
+	h := holding(t, a)
+	h.enter(b)
+	h.leave(a)
+	h.in(b)
+	h.downgrade(b)
+	if cmd := h.sends(protocol.Downgrade); cmd.Last != b.Token || b.Token == 0 {
+		t.Errorf("tells of token %d, the last was %d", cmd.Last, b.Token)
+	}
+}
+
+func TestAnUnlockDuringADowngradeWithoutAnswerIsNoLoss(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	done := h.downgrade(c)
+	cmd := h.sends(protocol.Downgrade)
+	h.leave(c)
+	h.reply(protocol.Answer{}, errSilence, time.Second)
+	h.lost()
+	h.cancels(cmd.ID)
+	if then := h.unwanted[0].Then; then == nil || then.ID != cmd.Next || c.Settled || !closed(done) {
+		t.Errorf("canceled with %+v, settled %v, done %v", then, c.Settled, closed(done))
+	}
+}
+
+func TestAnEvictionOfAnotherIDEndsNoLeaseThatIsBeingDowngraded(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	h.downgrade(c)
+	h.hears(protocol.MessageRevoked, h.NewRequest(protocol.Shared, handTTL, false, protocol.Origin{}).ID, h.top)
+	h.in(c)
+	h.lost()
+}
+
 // The answer may be older than the message, and does not say that others wait then.
 func TestADowngradesNewIDIsWantedAfterItsAnswerToo(t *testing.T) {
 	a := writer()

@@ -314,3 +314,21 @@ func TestAGrantIsNotAskedAboutAfterTheMaximumHold(t *testing.T) {
 	h.step(h.l.Subscribed)
 	h.sendsNothing() // the question would extend what is not renewed anymore
 }
+
+// It may have missed a message that it is wanted, and a renewal says nothing of that.
+func TestAQuestionThatWaitsForTheInboxIsAskedAfterARenewalToo(t *testing.T) {
+	h := drive(t)
+	h.connects = true
+	c := h.enter(writer())
+	h.sends(protocol.Acquire)
+	h.answer(h.grant())
+	h.in(c)
+	h.pass(handTTL / 3)
+	h.renewed(h.renewals[0], protocol.Granted)
+	h.sendsNothing()
+	h.connects = false
+	h.step(h.l.Subscribed)
+	if cmd := h.sends(protocol.Acquire); !cmd.Question {
+		t.Errorf("sends %+v", cmd)
+	}
+}

@@ -45,6 +45,17 @@ func TestAGrantThatIsFalselyToldAnewGoesOn(t *testing.T) {
 	h.cancels()
 }
 
+func TestAnOwnersQuestionThatOneCallCouldNotFinishHasTheGrantRenewedAtOnce(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.top+1) // falsely, so it asks
+	h.sends(protocol.Acquire)
+	h.answer(unfinishedAnswer(protocol.Answer{Outcome: protocol.Refused, Blocker: "another"}))
+	if due := h.due(); due.After(h.now) {
+		t.Errorf("renewed after %v, although it is said not to own the lock", due.Sub(h.now))
+	}
+}
+
 func TestAReadersGrantThatIsToldAnewWasLost(t *testing.T) {
 	c := reader()
 	h := holding(t, c)
@@ -133,6 +144,25 @@ func TestAGrantWhoseTokenWasForgottenGoesOnWithTheNewOne(t *testing.T) {
 	h.in(c)
 	h.state(Held)
 	h.cancels()
+}
+
+// The server's clock went back, too.
+func TestAGrantWhoseTokenWasForgottenGoesOnWithItsOwnIfThatIsGreater(t *testing.T) {
+	c := writer()
+	h, req := queueing(t, c)
+	h.pass(time.Second)
+	h.step(h.l.Subscribed)
+	h.sends(protocol.Acquire)
+	h.hears(protocol.MessageGranted, req.ID, h.token())
+	h.in(c)
+	h.trust(handWindow)
+	a := h.kept(h.top - 1)
+	a.Forgot = true
+	h.answer(a)
+	h.trust(time.Second + handWindow)
+	h.hears(protocol.MessageGranted, req.ID, h.top) // the one that it has
+	h.sendsNothing()
+	h.in(c)
 }
 
 // What is canceled must not be granted again, because a copy of the cancel can arrive at any time.
@@ -345,6 +375,25 @@ func TestAGrantOfAnOlderStateOfTheServerGivesTokensOfNow(t *testing.T) {
 				t.Errorf("released with %d, its token was %d", cmd.Last, c.Token)
 			}
 		})
+	}
+}
+
+// The server's clock went back to before the last reader's token, and so did its data.
+func TestReadersOfAnOlderStateOfTheServerGetGreaterTokens(t *testing.T) {
+	c := reader()
+	h := holding(t, c).keep()
+	h.leave(c)
+	h.sends(protocol.Release)
+	h.answer(protocol.Answer{Outcome: protocol.Done})
+	again := reader()
+	h.enter(again)
+	h.sends(protocol.Acquire)
+	older := h.kept(h.top - 2000)
+	older.Clock = h.top - 1000
+	h.answer(older)
+	h.in(again)
+	if again.Token <= c.Token {
+		t.Errorf("token %d after %d", again.Token, c.Token)
 	}
 }
 

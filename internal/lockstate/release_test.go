@@ -93,6 +93,49 @@ func TestAYieldOfALostGrantTellsTheLossAndAsksAnew(t *testing.T) {
 	h.in(b)
 }
 
+// A copy of it was carried out before.
+func TestAYieldThatRanTwiceIsNoLoss(t *testing.T) {
+	h, a, b, _ := yielding(t)
+	twice := h.grant()
+	twice.Gone = true
+	h.answer(twice)
+	h.settled(a, nil)
+	h.lost()
+	h.in(b)
+}
+
+func TestTheAnswerToAYieldSaysThatOthersWaitAlsoAfterTheMessage(t *testing.T) {
+	h, _, b, cmd := yielding(t)
+	h.hears(protocol.MessageGranted, cmd.Next, h.token())
+	h.in(b)
+	said := h.kept(h.top)
+	said.More = true
+	h.answer(said)
+	h.leave(b)
+	if !h.sends(protocol.Release).Heard {
+		t.Error("who waits is not known of")
+	}
+}
+
+func TestAMessageAboutAnotherIDDuringAYieldIsNotAboutTheNext(t *testing.T) {
+	for _, kind := range []protocol.MessageKind{protocol.MessageGranted, protocol.MessageRevoked} {
+		h, _, b, _ := yielding(t)
+		other := h.NewRequest(protocol.Exclusive, handTTL, false, protocol.Origin{}).ID
+		h.hears(kind, other, h.token())
+		h.out(b)
+		if kind == protocol.MessageGranted {
+			h.cancels(other)
+			if last := h.unwanted[0].Last; last != h.top {
+				t.Errorf("the cancel tells of token %d, the last was %d", last, h.top)
+			}
+		} else {
+			h.cancels()
+		}
+		h.answer(h.grant())
+		h.in(b)
+	}
+}
+
 func TestAReleaseWithoutAnswerIsFollowedByCancelWithTheLastToken(t *testing.T) {
 	a, b := writer(), writer()
 	h := holding(t, a)
@@ -106,6 +149,12 @@ func TestAReleaseWithoutAnswerIsFollowedByCancelWithTheLastToken(t *testing.T) {
 	h.cancels(id)
 	if got := h.unwanted[0].Last; got != b.Token || cmd.Last != b.Token {
 		t.Errorf("release tells of token %d, cancel of %d, the last was %d", cmd.Last, got, b.Token)
+	}
+	if got := h.unwanted[0].proof; got != b.Token {
+		t.Errorf("proved by token %d, the last was %d", got, b.Token)
+	}
+	if giveUp := h.unwanted[0].giveUp; giveUp.Sub(h.now) != handTTL { // then it has expired, and who unlocks need not wait
+		t.Errorf("given up after %v", giveUp.Sub(h.now))
 	}
 	if until := h.unwanted[0].until; until.Sub(h.now) != handTTL {
 		t.Errorf("canceled for %v, late copies may arrive for %v", until.Sub(h.now), handTTL)
@@ -381,6 +430,52 @@ func TestALossThatIsFoundAfterItsUnlockHasReturnedIsTold(t *testing.T) {
 	}
 }
 
+// Whether the lock was lost before is known, or it is not.
+func TestAnUnlockSaysWhatIsKnownOfALeaseWhoseReleaseHadNoAnswer(t *testing.T) {
+	noAnswer := &protocol.Failure{Err: errSilence, Kind: protocol.NoAnswer}
+	noClient := &protocol.Failure{Err: protocol.ErrClosed, Kind: protocol.ClientClosed}
+	for what, want := range map[string]struct {
+		outcome   Settlement
+		lost      bool
+		says, not []error
+	}{
+		"proved":                    {Settlement{proved: true}, false, nil, nil},
+		"unproved":                  {Settlement{}, false, []error{ErrLeaseLost}, []error{ErrNotReleased}},
+		"given up":                  {Settlement{Fail: noAnswer}, false, []error{ErrLeaseLost, errSilence}, []error{ErrNotReleased}},
+		"closed":                    {Settlement{Fail: noClient}, false, []error{ErrNotReleased, protocol.ErrClosed}, []error{ErrLeaseLost}},
+		"lost before":               {Settlement{}, true, []error{ErrLeaseLost}, []error{ErrNotReleased}},
+		"lost before, and given up": {Settlement{Fail: noAnswer}, true, []error{ErrLeaseLost, ErrNotReleased, errSilence}, nil},
+		"lost before, and closed":   {Settlement{Fail: noClient}, true, []error{ErrLeaseLost, ErrNotReleased, protocol.ErrClosed}, nil},
+	} {
+		c := writer()
+		h := holding(t, c)
+		id := h.l.grant.req.ID
+		h.leave(c)
+		h.sends(protocol.Release)
+		if want.lost {
+			h.hears(protocol.MessageGranted, id, h.top+1) // by a late acquire: another was inside before
+		}
+		h.reply(protocol.Answer{}, errSilence, time.Second)
+		s := want.outcome
+		s.Callers = h.unwanted[0].Callers
+		h.step(func(now time.Time, fx *Effects) { h.l.Canceled(&s, now, fx) })
+		err := c.Outcome()
+		if !c.Settled || (err == nil) != (want.says == nil) {
+			t.Errorf("%s: settled %v, %v", what, c.Settled, err)
+		}
+		for _, e := range want.says {
+			if !errors.Is(err, e) {
+				t.Errorf("%s: %v, which is not %v", what, err, e)
+			}
+		}
+		for _, e := range want.not {
+			if errors.Is(err, e) {
+				t.Errorf("%s: %v, which is %v", what, err, e)
+			}
+		}
+	}
+}
+
 // The server writes first to who is notified of the release, but only if it is told that somebody is.
 func TestAReleaseSaysWhetherAnotherProcessWaits(t *testing.T) {
 	for _, wanted := range []bool{false, true} {
@@ -446,7 +541,7 @@ func TestAReaderThatGivesUpLeavesEvenIfAnotherOnesUnlockHasEndedItsHold(t *testi
 // Of a writer there is only one, and who is inside later has nothing to do with it.
 func TestAWriterThatGivesUpAfterItsHoldHasEndedEndsNoOther(t *testing.T) {
 	h := drive(t)
-	x, z := writer(), writer()
+	x, z := writer(), writer(minHold)
 	h.enter(x)
 	h.answer(h.grant())
 	h.in(x)
@@ -456,8 +551,38 @@ func TestAWriterThatGivesUpAfterItsHoldHasEndedEndsNoOther(t *testing.T) {
 	h.enter(z)
 	h.answer(h.grant())
 	h.step(func(now time.Time, fx *Effects) { h.l.GiveBack(x, now, fx) })
-	if z.Phase != Inside {
-		t.Errorf("the next writer is in phase %d", z.Phase)
+	if _, within := h.l.Counts(); z.Phase != Inside || within != 1 {
+		t.Errorf("the next writer is in phase %d, with %d inside", z.Phase, within)
+	}
+	h.leave(z)
+	if cmd := h.sends(protocol.Release); cmd.Cooldown != handMinHold {
+		t.Errorf("the next writer's minimum hold goes on for %v", cmd.Cooldown)
+	}
+}
+
+// Beside a Lease, any other reader's hold is as good as that of the one that leaves, but not for a Lease.
+func TestAReaderThatGivesUpEndsItsOwnHold(t *testing.T) {
+	h := drive(t)
+	x, y := reader(), reader()
+	x.Leased = true
+	h.enter(x, y)
+	h.answer(h.grant())
+	h.in(x, y)
+	h.step(func(now time.Time, fx *Effects) { h.l.GiveBack(x, now, fx) })
+	if x.Phase != Left || y.Phase != Inside {
+		t.Errorf("it is in phase %d, and the other in phase %d", x.Phase, y.Phase)
+	}
+}
+
+func TestAnUnlockThatNamesNoLeaseEndsNone(t *testing.T) {
+	h := drive(t)
+	x, y := reader(), reader()
+	x.Leased = true
+	h.enter(x, y)
+	h.answer(h.grant())
+	h.in(x, y)
+	if c := h.l.PickHolder(protocol.Shared); c != y {
+		t.Error("it ends the hold of the one with a Lease")
 	}
 }
 

@@ -260,3 +260,14 @@ func TestAnOldRenewalsNotOursEndsNoLeaseThatWasProvedSince(t *testing.T) {
 	h.renewed(old, protocol.NotOurs)
 	h.lost()
 }
+
+func TestARenewalWithoutAnswerIsRepeatedSoon(t *testing.T) {
+	for ttl, pause := range map[time.Duration]time.Duration{time.Second: 100 * time.Millisecond, 5 * time.Second: 500 * time.Millisecond, 30 * time.Second: time.Second} {
+		h := holding(t, writer(func(o *Terms) { o.TTL = ttl }))
+		h.pass(ttl / 3)
+		h.renewed(h.renewals[0], protocol.Unanswered)
+		if next := h.due().Sub(h.now); next != pause {
+			t.Errorf("TTL %v: repeated after %v, not after %v", ttl, next, pause)
+		}
+	}
+}

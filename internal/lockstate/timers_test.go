@@ -289,6 +289,30 @@ func TestEachMaximumHoldEndsItsOwnLease(t *testing.T) {
 	}
 }
 
+func TestAMaximumHoldGoesOnWhenAnotherReaderLeaves(t *testing.T) {
+	brief := func(o *Terms) { o.MaxHold = time.Second }
+	a, b := reader(brief), reader(brief)
+	h := drive(t)
+	h.enter(a, b)
+	h.answer(h.grant())
+	h.in(a, b)
+	h.leave(a)
+	h.pass(time.Second)
+	h.lost(b)
+}
+
+func TestAnUnlockAfterTheMaximumHoldSaysSo(t *testing.T) {
+	c := writer(func(o *Terms) { o.MaxHold, o.IdleHold = time.Second, time.Minute })
+	h := holding(t, c).keep()
+	h.pass(time.Second)
+	h.lost(c)
+	if h.leaveKept(c) {
+		t.Fatal("left by the short cut")
+	}
+	h.leave(c)
+	h.settled(c, ErrLeaseLost)
+}
+
 // A tenure begins when an idle grant is used again, whatever was given out before.
 func TestAnIdleGrantThatIsUsedAgainGivesOutAllLeasesOfATenure(t *testing.T) {
 	own := func(o *Terms) { o.IdleHold, o.Handoffs, o.Tenure = time.Minute, 3, time.Hour }
