@@ -121,3 +121,126 @@ func TestALateAcquireOfWhatWasGivenBackIsCanceled(t *testing.T) {
 		t.Errorf("strays %+v, want %s, which may arrive late", s.fx.Strays, id)
 	}
 }
+
+// A majority has decided, and the request is forgotten, before it is known that a server may not have heard.
+func TestWhatAServerMayNotHaveHeardIsCanceledAlsoAfterTheRequestIsForgotten(t *testing.T) {
+	for how, ends := range map[string]func(s *stand) []*Send{
+		"release":   func(s *stand) []*Send { _, sends := s.leave(protocol.Release); return sends },
+		"yield":     func(s *stand) []*Send { _, sends := s.leave(protocol.Yield); return sends },
+		"downgrade": func(s *stand) []*Send { _, sends := s.downgrade(); return sends },
+		"cancel": func(s *stand) []*Send {
+			s.fx = Effects{}
+			s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+			return s.fx.Sends
+		},
+	} {
+		t.Run(how, func(t *testing.T) {
+			s := newStand(t, 3, time.Second)
+			s.own(true, true, true)
+			sends := ends(s)
+			for _, send := range sends[:2] {
+				answer := Result{Canceled: protocol.Canceled{Owned: true, Token: 1}}
+				switch send.Cmd.Verb {
+				case protocol.Release, protocol.Yield:
+					answer = wasOurs[send.Cmd.Verb]
+				case protocol.Downgrade:
+					answer = granted(2)
+				}
+				s.answer(send, answer)
+			}
+			s.now = s.now.Add(2 * time.Minute)
+			s.fx = Effects{}
+			s.lock.Tick(s.now, &s.fx)
+			s.answer(sends[2], Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}})
+			for _, stray := range s.fx.Strays {
+				if stray.Server == 2 && stray.ID == sends[2].Cmd.ID {
+					return
+				}
+			}
+			t.Errorf("strays %+v, not %s", s.fx.Strays, sends[2].Cmd.ID)
+		})
+	}
+}
+
+// It has a later place by then, and the cancel of the old one has no answer.
+func TestAPlaceThatWasLeftForALaterOneIsCanceledUntilItIsGone(t *testing.T) {
+	s := newStand(t, 3, time.Minute)
+	s.acquire()
+	sends := s.fx.Sends
+	wanted := granted(7)
+	wanted.Answer.More = true
+	s.answer(sends[0], wanted)
+	for _, send := range sends[1:] {
+		s.answer(send, enqueues)
+	}
+	old := sends[2].Cmd.ID
+	for range patientGiveBacks {
+		s.now = s.now.Add(maxKeep)
+		s.fx = Effects{}
+		s.lock.Tick(s.now, &s.fx)
+		for sends = s.fx.Sends; len(sends) > 0; sends = sends[1:] {
+			switch send := sends[0]; {
+			case send.Kind == Cancel && send.Server == 2:
+				s.answer(send, Result{Canceled: protocol.Canceled{Fail: silent}})
+				if len(s.fx.Strays) != 1 || s.fx.Strays[0].Server != 2 || s.fx.Strays[0].ID != old || s.fx.Strays[0].Keys == nil || s.fx.Strays[0].TTL != time.Minute {
+					t.Errorf("strays %+v, want %s", s.fx.Strays, old)
+				}
+				return
+			case send.Cmd.Verb == protocol.Yield:
+				wanted.Answer.Token++
+				s.answer(send, wanted)
+			case send.Kind == Do:
+				sends = append(sends, s.answer(send, enqueues)...)
+			}
+		}
+	}
+	t.Fatal("it never left its place")
+}
+
+// Where a server lets in only some of those who may enter, a cancel of any id has it let in more. Whoever waits
+// there asks again instead.
+func TestAServerThatCouldNotLetInAllGoesOn(t *testing.T) {
+	var unfinished Result
+	for how, ends := range map[string]func(s *stand) []*Send{
+		"acquire": func(s *stand) []*Send { s.acquire(); unfinished = granted(1); return s.fx.Sends },
+		"release": func(s *stand) []*Send {
+			s.own(true, true, true)
+			_, sends := s.leave(protocol.Release)
+			unfinished = done
+			return sends
+		},
+	} {
+		s := newStand(t, 3, time.Minute)
+		send := ends(s)[1]
+		unfinished.Answer.Unfinished = true
+		s.answer(send, unfinished)
+		if len(s.fx.Strays) != 1 {
+			t.Fatalf("%s: strays %+v", how, s.fx.Strays)
+		}
+		stray := s.fx.Strays[0]
+		if _, err := protocol.ParseID(stray.ID); err != nil || stray.Server != 1 || stray.Keys == nil || stray.ID == send.Cmd.ID || stray.Late {
+			t.Errorf("%s: cancels %+v, after %s", how, stray, send.Cmd.ID)
+		}
+	}
+	for _, verb := range []protocol.Verb{protocol.Acquire, protocol.Yield} {
+		s := newStand(t, 3, time.Minute)
+		var op *Op
+		if verb == protocol.Acquire {
+			op = s.acquire()
+		} else {
+			s.own(true, true, true)
+			op, _ = s.leave(verb)
+		}
+		for i, send := range s.fx.Sends {
+			waits := wasOurs[protocol.Yield]
+			waits.Answer.Unfinished, waits.Answer.Handed = i == 1, []int{1, 3, 2}[i]
+			s.answer(send, waits)
+			if len(s.fx.Strays) > 0 {
+				t.Errorf("cancels %+v", s.fx.Strays)
+			}
+		}
+		if !op.Decided() || !op.Answer.Unfinished || op.Answer.Handed != 3 {
+			t.Errorf("verb %v: decided %v, %+v", verb, op.Decided(), op.Answer)
+		}
+	}
+}
