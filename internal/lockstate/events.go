@@ -40,7 +40,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	switch {
 	case g.role() == byPlace && c.ID == g.next.req.ID: // it is about the place behind the held grant
 		l.reserved(c, a, fail, pause, now, fx)
-	case c.ID != g.req.ID || g.state == none:
+	case c.ID != g.req.ID:
 		l.acquiredInVain(c, a, fail, now, fx)
 	case fail != nil:
 		l.acquireFailed(c, fail, pause, now, fx)

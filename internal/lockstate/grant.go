@@ -233,7 +233,6 @@ func (l *Lock) becomeHeld(answer protocol.Answer, sentAt time.Time, how Via, now
 	if how == ViaDirect && g.req.Provisional {
 		g.notified = at
 	}
-	g.idleTill = 0
 	l.prevHoldSpan = answer.Link
 	g.touchAt = g.onGrid(at.add(protocol.TokenLife(g.req.TTL) / 4))
 }

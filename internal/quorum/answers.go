@@ -352,7 +352,6 @@ func (l *Lock) released(s *Send, res Result, now time.Time, fx *Effects) {
 	case res.Answer.Outcome == protocol.Done:
 		p.ended, p.confirmed = true, p.givenBack(s.req) == outcomeYes
 		s.op.settle(s.Server, p.givenBack(s.req))
-		s.op.unfinished = s.op.unfinished || res.Answer.Unfinished
 	default:
 		p.ended, p.restarted = true, p.forgotten(s.req, &res, now)
 		s.op.settle(s.Server, lostUnless(p.restarted))
