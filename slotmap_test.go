@@ -171,6 +171,50 @@ func TestVirtualTheNextMoveOfASlotIsAnother(t *testing.T) {
 	})
 }
 
+// A renewal has to be repeated in time, so what is passing for other commands is an outage for one whose TTL is short.
+func TestVirtualASlotMovesForNoLongerThanACommandCanWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := reloading(t, &frozenNode{asks: func(int) bool { return false }})
+		client.slotMap.commandFailed(&protocol.Failure{Err: io.EOF, Kind: protocol.RefusedNow, Moved: true})
+		moves := func(most time.Duration) bool { return client.slotMap.moves("x", most, time.Now()) }
+		if !moves(time.Second) {
+			t.Error("the move is an outage at once")
+		}
+		time.Sleep(time.Second - 1)
+		if !moves(time.Second) {
+			t.Error("the move is an outage too soon")
+		}
+		time.Sleep(1)
+		if moves(time.Second) || !moves(movingTime) {
+			t.Error("the move is no outage for who cannot wait, or is one for others")
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// Its node may be dead or frozen, and the inbox would notice that only by an echo that does not come.
+func TestVirtualAReloadTellsTheInboxWhetherItsNodeIsAMaster(t *testing.T) {
+	for node, want := range map[string]bool{someMaster.Options().Addr: false, "127.0.0.1:2": true} {
+		synctest.Test(t, func(t *testing.T) {
+			client := reloading(t, &strangers{first: 1})
+			in := client.inbox[0]
+			in.mu.Lock()
+			in.sub, in.cut, in.node = someMaster.Subscribe(t.Context()), func() {}, node
+			in.mu.Unlock()
+			client.slotMap.commandFailed(redisserver.Classify(io.EOF))
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+			in.mu.Lock()
+			left := in.broken
+			in.mu.Unlock()
+			if left != want {
+				t.Errorf("at %s: it leaves its node %v", node, left)
+			}
+			time.Sleep(time.Minute)
+		})
+	}
+}
+
 // strangers is a client of a Cluster some of whose nodes have come back without their part in it, and name no master.
 type strangers struct {
 	reloads
