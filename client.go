@@ -402,9 +402,10 @@ func (c *Client) Close() error {
 }
 
 // Shutdown closes the client. It admits no new callers, rejects waiters with [ErrClosed], ends the
-// contexts of all leases with that cause, and waits for the leases to be unlocked until ctx ends, but
-// for at least 100 ms; meanwhile they are still renewed. A lease that is not unlocked by then is not released, since its
-// holder may still be working under it; it is left to expire. Idle grants are released. rdb stays open.
+// contexts of all leases with that cause, and waits for the leases to be unlocked, until ctx ends or
+// 100 ms have passed, whichever is later; meanwhile they are still renewed. A lease that is not unlocked
+// by then is not released, since its holder may still be working under it; it is left to expire. Idle
+// grants are released. rdb stays open.
 //
 // Calls that are waiting return ErrClosed; Lock and RLock, which return no error, panic with it. While
 // another goroutine of the client holds the lock, for reading or for writing, they panic only once it

@@ -33,11 +33,13 @@ import (
 // process that finds the lock of a job taken skips this run.
 //
 // A lock is kept for atLeast, even if the job ends sooner (leased.WithMinHold): otherwise a
-// process whose clock is behind would run a short job once more. Make atLeast shorter than the time
-// between two runs, and longer than the clocks differ, plus 2 s, which a try may take where Redis is
-// slow, plus the time for which gocron may keep a run in a queue of its own (gocron.LimitModeWait):
-// it asks for the lock when the run begins. atLeast must be whole
-// milliseconds from 0 to 30 days. With another value or a bad option every Lock returns an
+// process whose clock is behind would run a short job once more. Make atLeast longer than the clocks
+// differ, plus 2 s, which a try may take where Redis is slow, plus the time for which gocron may keep a
+// run in a queue of its own (gocron.LimitModeWait): it asks for the lock when the run begins. Make it
+// shorter than the time between two runs by the same amounts. The processes must have the same due
+// times, as with gocron.CronJob. A gocron.DurationJob counts from each scheduler's start: for that, use
+// an elector, or make atLeast nearly the whole interval. atLeast must be whole milliseconds from 0 to
+// 30 days. With another value or a bad option every Lock returns an
 // error that matches leased.ErrInvalidOption, so gocron skips every run.
 //
 // The locker may be used by several schedulers, and is safe for concurrent use.

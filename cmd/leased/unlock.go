@@ -19,8 +19,8 @@ func unlockCommand(std streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "unlock --force NAME",
 		Short: "Take a lock from its owner",
-		Long: "Takes a lock from its owner and lets the next waiter in. The owner is told, and the context of its work ends. It may " +
-			"still be at work for a moment, so use this only for an owner that you know to be gone or wrong. If nobody owns the lock, nothing is done. Unless --yes is given, " +
+		Long: "Takes a lock from its owner and lets the next waiter in. If the owner uses Leased, it is told, and the context of its " +
+			"work ends. It may work on for as long as it does not heed that, so use this only for an owner that you know to be gone or wrong. If nobody owns the lock, nothing is done. Unless --yes is given, " +
 			"it asks.",
 		Example: "  leased unlock --force migrations",
 		Args:    oneName,

@@ -52,6 +52,6 @@ func lockWithCancel(ctx context.Context, locks *leased.Client, name string) (con
 			log.Print(err)
 		}
 	})
-	context.AfterFunc(work, release) // the end of ctx releases the lock, and so does a loss
+	context.AfterFunc(work, release) // the end of ctx unlocks, and so does a loss, even if the work goes on
 	return work, release, nil
 }
