@@ -41,7 +41,7 @@ func listCommand(std streams) *cobra.Command {
 		Short: "List the locks that are held or waited for",
 		Long: "Lists the locks that are held or waited for, whose names match PATTERN: * stands for any text, ? for one character, " +
 			"[a-z] for one of several. Redis is read with SCAN, in small steps. A lock that only clients of other libraries have " +
-			"used, and for which no client of Leased waits, is not known; inspect shows it.",
+			"used, and that has no queue of Leased, is not known; inspect shows it.",
 		Example: "  leased ls 'invoice:*'",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -104,9 +104,10 @@ func (o *listOptions) collect(ctx context.Context, rdb redis.UniversalClient, cl
 		}
 		return err
 	}
-	seen := map[string]bool{}
+	seen := map[string]bool{} // a lock has two keys, and SCAN may return a key twice
 	for s := newScan(o.at.prefix, o.pattern); !s.over() && len(found.infos) <= o.limit && len(found.moving) <= o.limit; {
 		names, err := s.step(ctx, rdb)
+		names = slices.DeleteFunc(names, func(name string) bool { return seen[name] })
 		if err == nil && !o.all {
 			names, err = s.inUse(ctx, names)
 		}
@@ -114,11 +115,9 @@ func (o *listOptions) collect(ctx context.Context, rdb redis.UniversalClient, cl
 			return found, err
 		}
 		for _, name := range names {
-			if !seen[name] { // SCAN may return a key twice
-				seen[name] = true
-				batch = append(batch, name)
-			}
+			seen[name] = true
 		}
+		batch = append(batch, names...)
 		if len(batch) >= 64 {
 			if err := flush(); err != nil {
 				return found, err

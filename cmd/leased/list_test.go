@@ -452,6 +452,55 @@ func TestNamesOfLocksAreCompleted(t *testing.T) {
 	}
 }
 
+// A lock has two keys by which it is found, which different calls of SCAN return.
+func TestEachNameIsFoundOnce(t *testing.T) {
+	server := redistest.Server(t)
+	rdb := server.Client()
+	defer rdb.Close()
+	const locks = 120
+	_, err := rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+		for i := range 20 * locks {
+			p.Set(t.Context(), fmt.Sprint("other:", i), "", 0)
+		}
+		for i := range locks {
+			keys, err := protocol.NewKeys("", fmt.Sprint("job:", i))
+			if err != nil {
+				return err
+			}
+			p.Set(t.Context(), keys.Meta(), "leased1:1:1", time.Hour)
+			p.ZAdd(t.Context(), keys.Queue(), redis.Z{Score: 1, Member: "dead"})
+			p.Set(t.Context(), keys.Lock, "of another library", time.Hour)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]int{}
+	for _, line := range strings.Fields(invoke(t, "__complete", "inspect", "--redis", server.Addr, "job").out) {
+		if strings.HasPrefix(line, "job:") {
+			found[line]++
+		}
+	}
+	asked, _ := commandStats(t, rdb, "exists")
+	got := invoke(t, "ls", "--redis", server.Addr)
+	now, _ := commandStats(t, rdb, "exists")
+	for _, name := range names(got.out) {
+		found[name]++
+	}
+	for name, times := range found {
+		if times != 2 { // once by each
+			t.Errorf("%s was found %d times", name, times)
+		}
+	}
+	if len(found) != locks {
+		t.Errorf("found %d locks", len(found))
+	}
+	if steps := 23 * locks / scanCount; now-asked > locks+2*steps {
+		t.Errorf("ls asked %d times whether locks are in use", now-asked)
+	}
+}
+
 func TestInspectWatchesUntilInterrupted(t *testing.T) {
 	m := redistest.MiniTCP(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -323,7 +324,9 @@ func (a *address) completeNames(c *cobra.Command, args []string, typed string) (
 	defer rdb.Close()
 	var names []string
 	err = scanLocks(ctx, rdb, a.prefix, globQuote(typed)+"*", func(name string) bool {
-		names = append(names, name)
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
 		return len(names) < 200
 	})
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) {

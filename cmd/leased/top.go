@@ -194,11 +194,11 @@ func (t *top) find(ctx context.Context) error {
 
 // take takes up the locks that the last step of the walk found, if they are in use, forgets the others,
 // and returns how many of them Redis was asked about one by one. It does not ask about locks that are
-// looked at for each refresh.
+// looked at for each refresh, or that it has met in this one.
 func (t *top) take(ctx context.Context, names []string) (checks int, err error) {
 	var doubtful []string
 	for _, name := range names {
-		if w := t.locks[name]; w != nil && !t.partial {
+		if w := t.locks[name]; w != nil && (!t.partial || w.seen == t.turn) {
 			w.seen = t.turn
 		} else {
 			doubtful = append(doubtful, name)

@@ -22,6 +22,8 @@ func TestNoChangeOfAnOptionIsDroppedWithSeveralServers(t *testing.T) {
 		{"the dialer", func(o *redis.Options) {
 			o.Dialer = func(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed }
 		}, "skipped: redistest: about one server's connection"},
+		{"the address and another timeout", func(o *redis.Options) { o.Addr, o.WriteTimeout = "127.0.0.1:1", time.Minute },
+			"skipped: redistest: about one server's connection"},
 		{"another timeout", func(o *redis.Options) { o.WriteTimeout = time.Minute }, "redistest: the option WriteTimeout is not carried over to several servers"},
 		{"a callback", func(o *redis.Options) { o.OnConnect = func(context.Context, *redis.Conn) error { return nil } },
 			"redistest: the option OnConnect is not carried over to several servers"},
