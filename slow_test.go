@@ -317,35 +317,57 @@ func TestAHolderThatIsStuckIsLoggedEvenIfAnotherOneWasSlowJustBefore(t *testing.
 }
 
 func TestLocksThatAreSlowTogetherAreTenLinesAndACount(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) { slowTogether(t, s, func(string) {}) })
+}
+
+// The state machine of a lock that nobody else wants rests, and is looked at in another way.
+func TestLocksThatAreSlowTogetherAndWantedAreTenLinesAndACount(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
-		var out logLines
-		c := newClient(t, s, leased.WithLogger(slog.New(slog.NewTextHandler(&out, nil))), leased.WithSlowThreshold(20*time.Second))
-		var leases []*leased.Lease
-		for i := range 13 {
-			leases = append(leases, lock(t, c.Mutex(fmt.Sprint("x", i))))
-		}
-		time.Sleep(22 * time.Second)
-		synctest.Wait()
-		got := out.take()
-		if n := strings.Count(got, "a lock has been held for a long time"); n != 10 {
-			t.Errorf("%d locks have a line of their own", n)
-		}
-		if n := strings.Count(got, "other locks"); n != 1 || !strings.Contains(got, `msg="leased: other locks have also had long holds or waits" locks=3`) {
-			t.Errorf("%d lines count the rest, which are 3:\n%s", n, got)
-		}
-		for _, l := range leases[:2] {
-			unlock(t, l)
-		}
-		time.Sleep(5 * time.Second) // the next look
-		synctest.Wait()
-		got += out.take()
-		for i, l := range leases[2:] {
-			if name := fmt.Sprint("lock=x", i+2, " "); strings.Count(got, name) != 1 {
-				t.Errorf("%d lines about %s, which is still held", strings.Count(got, name), name)
-			}
-			unlock(t, l)
-		}
+		others := newClient(t, s)
+		var waiting sync.WaitGroup
+		slowTogether(t, s, func(name string) {
+			waiting.Go(func() {
+				if err := others.Mutex(name).Do(context.Background(), func(context.Context) error { return nil }); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+		waiting.Wait()
 	})
+}
+
+// slowTogether has 13 locks held for long, and calls use with the name of each.
+func slowTogether(t *testing.T, s place, use func(name string)) {
+	t.Helper()
+	var out logLines
+	c := newClient(t, s, leased.WithLogger(slog.New(slog.NewTextHandler(&out, nil))), leased.WithSlowThreshold(20*time.Second))
+	var leases []*leased.Lease
+	for i := range 13 {
+		name := fmt.Sprint("x", i)
+		leases = append(leases, lock(t, c.Mutex(name)))
+		use(name)
+	}
+	time.Sleep(22 * time.Second)
+	synctest.Wait()
+	got := out.take()
+	if n := strings.Count(got, "a lock has been held for a long time"); n != 10 {
+		t.Errorf("%d locks have a line of their own", n)
+	}
+	if n := strings.Count(got, "other locks"); n != 1 || !strings.Contains(got, `msg="leased: other locks have also had long holds or waits" locks=3`) {
+		t.Errorf("%d lines count the rest, which are 3:\n%s", n, got)
+	}
+	for _, l := range leases[:2] {
+		unlock(t, l)
+	}
+	time.Sleep(5 * time.Second) // the next look
+	synctest.Wait()
+	got += out.take()
+	for i, l := range leases[2:] {
+		if name := fmt.Sprint("lock=x", i+2, " "); strings.Count(got, name) != 1 {
+			t.Errorf("%d lines about %s, which is still held", strings.Count(got, name), name)
+		}
+		unlock(t, l)
+	}
 }
 
 // However many locks are slow at once, the one that is stuck is named some time.

@@ -34,6 +34,20 @@ func TestASuccessorThatNoReleaseLetInKnowsItsBlocker(t *testing.T) {
 	}
 }
 
+// Whoever comes next followed the last one to leave, though that one has no span, and not the one before.
+func TestTheLinkOfAReleaseIsThatOfTheLastToLeave(t *testing.T) {
+	traced, last := reader(), reader()
+	traced.Events = &EventLog{Hold: &aSpan}
+	h := holding(t, traced)
+	h.enter(last)
+	h.in(last)
+	h.leave(traced)
+	h.leave(last)
+	if c := h.sends(protocol.Release); c.Link != nil {
+		t.Errorf("the release links to %v", c.Link)
+	}
+}
+
 func TestTheBlockerOfAHandOffIsTheLeaseThatItFollows(t *testing.T) {
 	h, c, id := blocked(t)
 	h.step(func(now time.Time, fx *Effects) {

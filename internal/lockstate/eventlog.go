@@ -125,12 +125,10 @@ func (e *EventLog) TakeWaitEvents() []Event {
 	return wait
 }
 
-// TakeHoldEvents removes and returns the events of the hold. It leaves the events of the wait,
-// because another goroutine may unlock before the caller has reported its wait.
+// TakeHoldEvents removes and returns the events of the hold. Those of the wait have been taken before.
 func (e *EventLog) TakeHoldEvents() []Event {
-	n := e.waitEvents
-	rest := e.List[n:]
-	e.List = e.List[:n:n]
+	rest := e.List
+	e.List = nil
 	return rest
 }
 

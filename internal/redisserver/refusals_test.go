@@ -96,6 +96,11 @@ func TestARefusalIsFoundInsideOtherErrors(t *testing.T) {
 			t.Errorf("%v: no password is not found in it", err)
 		}
 	}
+	for _, code := range []string{"NOAUTH", "LOADING"} { // where the codes of all replies are known
+		if err := errors.Join(answerError("LOADING Redis is loading"), redis.Nil, noAuth); !hasCode(err, code) {
+			t.Errorf("%v: no %s is found in it", err, code)
+		}
+	}
 	wrong := errors.New("evalsha failed: WRONGTYPE Operation against a key holding the wrong kind of value")
 	if !wrongType(wrong) {
 		t.Errorf("%v: not of another type", wrong)

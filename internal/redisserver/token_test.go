@@ -111,6 +111,18 @@ func TestALowerTokenNeverLowersTheServers(t *testing.T) {
 	})
 }
 
+// Nobody waits, so no newer token hides it. Readers' releases take no shortcut.
+func TestALowerTokenNeverLowersWhatTheServerRemembers(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		id := s.reader("A")
+		token := s.gets(s.acquire(id))
+		s.release(id, token-1000)
+		if now := s.look().token(); now != token {
+			t.Errorf("token %d after %d", now, token)
+		}
+	})
+}
+
 // Rule 10: a value that cannot be a token is ignored.
 func TestAnAbsurdTokenIsIgnored(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
