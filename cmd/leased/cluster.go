@@ -53,7 +53,7 @@ func awake(ctx context.Context, o *redis.UniversalOptions) ([]string, error) {
 	var found []string
 	var failed error
 	slots := func(ctx context.Context, rdb redis.UniversalClient) ([]redis.ClusterSlot, error) {
-		return rdb.ClusterSlots(ctx).Result() //nolint:staticcheck // Redis before 7.0 has no CLUSTER SHARDS
+		return rdb.ClusterSlots(ctx).Result()
 	}
 	askServers(ctx, nodes, slots, func(a reply[[]redis.ClusterSlot]) (enough bool) {
 		switch isReply := errors.As(a.err, new(redis.Error)); {
