@@ -560,14 +560,20 @@ func TestAWriterThatGivesUpAfterItsHoldHasEndedEndsNoOther(t *testing.T) {
 	}
 }
 
-// Beside a Lease, any other reader's hold is as good as that of the one that leaves, but not for a Lease.
-func TestAReaderThatGivesUpEndsItsOwnHold(t *testing.T) {
-	h := drive(t)
-	x, y := reader(), reader()
+// besideALease returns a lock with two readers inside, of which x has a Lease.
+func besideALease(t *testing.T) (h *hand, x, y *Caller) {
+	t.Helper()
+	h, x, y = drive(t), reader(), reader()
 	x.Leased = true
 	h.enter(x, y)
 	h.answer(h.grant())
 	h.in(x, y)
+	return h, x, y
+}
+
+// Beside a Lease, any other reader's hold is as good as that of the one that leaves, but not for a Lease.
+func TestAReaderThatGivesUpEndsItsOwnHold(t *testing.T) {
+	h, x, y := besideALease(t)
 	h.step(func(now time.Time, fx *Effects) { h.l.GiveBack(x, now, fx) })
 	if x.Phase != Left || y.Phase != Inside {
 		t.Errorf("it is in phase %d, and the other in phase %d", x.Phase, y.Phase)
@@ -575,12 +581,7 @@ func TestAReaderThatGivesUpEndsItsOwnHold(t *testing.T) {
 }
 
 func TestAnUnlockThatNamesNoLeaseEndsNone(t *testing.T) {
-	h := drive(t)
-	x, y := reader(), reader()
-	x.Leased = true
-	h.enter(x, y)
-	h.answer(h.grant())
-	h.in(x, y)
+	h, _, y := besideALease(t)
 	if c := h.l.PickHolder(protocol.Shared); c != y {
 		t.Error("it ends the hold of the one with a Lease")
 	}

@@ -105,17 +105,22 @@ func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 	}
 }
 
-// All servers are asked again under other ids at the time of a re-check. The answers to both count.
-func TestAReCheckWaitsForARequestThatIsBeingPlacedAnew(t *testing.T) {
-	s := newStand(t, 3, time.Second)
+// aMinorityGrants has a request granted by the first server, where others wait, and queued on the rest.
+func (s *stand) aMinorityGrants() (sends []*Send, grant Result) {
 	s.acquire()
-	sends := s.fx.Sends
-	wanted := granted(7)
-	wanted.Answer.More = true
-	s.answer(sends[0], wanted)
+	sends, grant = s.fx.Sends, granted(7)
+	grant.Answer.More = true
+	s.answer(sends[0], grant)
 	for _, send := range sends[1:] {
 		s.answer(send, enqueues)
 	}
+	return sends, grant
+}
+
+// All servers are asked again under other ids at the time of a re-check. The answers to both count.
+func TestAReCheckWaitsForARequestThatIsBeingPlacedAnew(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	_, wanted := s.aMinorityGrants()
 	var under []*Send
 	for range patientGiveBacks {
 		for _, send := range under {

@@ -165,14 +165,7 @@ func TestWhatAServerMayNotHaveHeardIsCanceledAlsoAfterTheRequestIsForgotten(t *t
 // It has a later place by then, and the cancel of the old one has no answer.
 func TestAPlaceThatWasLeftForALaterOneIsCanceledUntilItIsGone(t *testing.T) {
 	s := newStand(t, 3, time.Minute)
-	s.acquire()
-	sends := s.fx.Sends
-	wanted := granted(7)
-	wanted.Answer.More = true
-	s.answer(sends[0], wanted)
-	for _, send := range sends[1:] {
-		s.answer(send, enqueues)
-	}
+	sends, wanted := s.aMinorityGrants()
 	old := sends[2].Cmd.ID
 	for range patientGiveBacks {
 		s.now = s.now.Add(maxKeep)
