@@ -176,7 +176,7 @@ var forks = []struct {
 	{"redict_version", "Redict", false},
 	{"dragonfly_version", "Dragonfly", true},
 	{"kvrocks_version", "Kvrocks", true},
-	{"garnet_version", "Garnet", true},
+	{"garnet_version", "Garnet", true}, // see versionFinding
 }
 
 func versionFinding(info map[string]string) finding {
@@ -193,6 +193,9 @@ func versionFinding(info map[string]string) finding {
 	f := finding{verdictOK, "version", name + " " + version, "", ""}
 	major, _, _ := strings.Cut(info["redis_version"], ".")
 	switch n, err := strconv.Atoi(major); {
+	case info["garnet_version"] != "":
+		f.verdict, f.means = verdictBad, "It does not run a script in one step by default: then two processes own one lock."
+		f.change = "use Redis, or Valkey; for what is wrong where it does, see the table in docs/deployments.md"
 	case untested || err != nil:
 		f.verdict, f.means = verdictUnknown, "The tests of this program were never run on it."
 		f.change = "see the table in docs/deployments.md; do not rely on a lock that was not tried there"

@@ -873,7 +873,7 @@ func TestDoctorNamesTheServerAndItsRole(t *testing.T) {
 		{map[string]string{"redis_version": "6.3.4", "server_threads": "2", "role": "active-replica"}, "note", "KeyDB 6.3.4", "bad"},
 		{map[string]string{"redis_version": "7.4.0", "dragonfly_version": "df-v1.30.0", "role": "master"}, "?", "Dragonfly df-v1.30.0", "ok"},
 		{map[string]string{"redis_version": "7.0.0", "kvrocks_version": "2.12.0", "role": "master"}, "?", "Kvrocks 2.12.0", "ok"},
-		{map[string]string{"redis_version": "7.4.3", "garnet_version": "1.0.80", "role": "master"}, "?", "Garnet 1.0.80", "ok"},
+		{map[string]string{"redis_version": "7.4.3", "garnet_version": "1.0.80", "role": "master"}, "bad", "Garnet 1.0.80", "ok"},
 		{map[string]string{"redis_version": "4.0.14", "role": "master"}, "bad", "Redis 4.0.14", "ok"},
 		{map[string]string{"role": "master"}, "?", "Redis", "ok"},
 		{map[string]string{"redis_version": "8.6.3", "role": "master", "redis_mode": "cluster"}, "ok", "Redis 8.6.3", "bad"},

@@ -884,7 +884,7 @@ var mutants = []mutant{
 	{"a script's call names its key by another name", "internal/redisserver/scripts/cancel.lua", "redis.call('ZREM', KEYS[4], id)", "local waiters = KEYS[4]\nredis.call('ZREM', waiters, id)", "KeysAreNamed"},
 	{"what a server lacks is waited for", "internal/redisserver/errors.go", "	return errors.As(err, new(*LackingError))", "	return false", "AServerThatLacks"},
 	{"what a server lacks is not said", "internal/redisserver/errors.go", "	if text, missing := lacking(err); missing {", "	if text, missing := lacking(err); missing && text == \"\" {", "AServerThatLacks"},
-	{"the clock is taken for text", "internal/redisserver/scripts/vote_fast.lua", "if mark and #s ~= 16", "if mark and #t[2] ~= 6", "KeysAreNamed"},
+	{"the clock is taken for text", "internal/redisserver/scripts/vote_fast.lua", "if mark and #s ~= 16", "if mark and #t[2] ~= 6", "ScriptsThatReadNumbers"},
 	{"only go-redis's own type has slots", "internal/redisserver/deployment.go", "	d.Slots, _ = rdb.(Slots)\n", "	if own, ok := rdb.(*redis.ClusterClient); ok {\n		d.Slots = own\n	}\n", "AlsoInsideAnotherType"},
 	{"that no subscription can be made is not logged", "notify.go", "		in.client.log.subscribeFailed(err)\n", "", "NoSubscriptionCan"},
 	{"a grant is left where WAIT is refused", "internal/redisserver/replicas.go", " || IsServerReply(err):\n", ":\n", "WAIT"},

@@ -47,6 +47,13 @@ var frozenParts = map[string][]string{
 	"vote_cancel":    {"release_fast", "release_arguments", "common", "cancel"},
 }
 
+var todays = map[string]Script{
+	"acquire": AcquireScript, "release": ReleaseScript, "yield": YieldScript, "downgrade": DowngradeScript, "cancel": CancelScript,
+	"evict": EvictScript, "inspect": InspectScript, "renew": RenewScript, "renew_shared": RenewSharedScript,
+	"adopt": AdoptScript, "vote_acquire": VoteAcquireScript, "vote_yield": VoteYieldScript, "vote_downgrade": VoteDowngradeScript,
+	"vote_cancel": VoteCancelScript,
+}
+
 // TestFreezeScripts does nothing without its flag:
 //
 //	go test ./internal/redisserver -run TestFreezeScripts -compat.freeze
@@ -57,12 +64,6 @@ func TestFreezeScripts(t *testing.T) {
 	format := strings.TrimSuffix(strings.TrimPrefix(protocol.FormatTag, "leased"), ":")
 	if dir := "testdata/scripts/v" + format; dir != frozenDir {
 		t.Fatalf("today's format is %s: freeze it in %s, and keep %s", format, dir, frozenDir)
-	}
-	todays := map[string]Script{
-		"acquire": AcquireScript, "release": ReleaseScript, "yield": YieldScript, "downgrade": DowngradeScript, "cancel": CancelScript,
-		"evict": EvictScript, "inspect": InspectScript, "renew": RenewScript, "renew_shared": RenewSharedScript,
-		"adopt": AdoptScript, "vote_acquire": VoteAcquireScript, "vote_yield": VoteYieldScript, "vote_downgrade": VoteDowngradeScript,
-		"vote_cancel": VoteCancelScript,
 	}
 	var lines strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(frozenParts)) {

@@ -27,9 +27,17 @@ func TestTheEmbeddedServerAnswersLikeARealOne(t *testing.T) {
 	}
 }
 
+// On Dragonfly, the same, because the scripts use no score and no reading of the clock as text.
+func TestScriptsThatReadNumbersDoTheSame(t *testing.T) {
+	for _, quorum := range []bool{false, true} {
+		t.Run(fmt.Sprintf("of a quorum %v", quorum), func(t *testing.T) { testDifferences(t, quorum, numbers{}) })
+	}
+}
+
 // testDifferences does so with servers that are used alone, or as members of a quorum. In a quorum,
 // requests are placed by tickets, tokens are written back, and answers come with the server's mark.
-func testDifferences(t *testing.T, quorum bool) {
+// The hooks are of the real server's client.
+func testDifferences(t *testing.T, quorum bool, hooks ...redis.Hook) {
 	t.Parallel()
 	in := redistest.Shared(t)
 	server := redistest.MiniTCP(t)
@@ -48,6 +56,9 @@ func testDifferences(t *testing.T, quorum bool) {
 		if quorum {
 			d.sides[i].srv = NewMember(d.sides[i].srv.Rdb, prefix, time.Minute)
 		}
+	}
+	for _, hook := range hooks {
+		d.sides[1].srv.Rdb.AddHook(hook)
 	}
 	// C has no inbox on either side, so its "c" ids are proved gone.
 	for i, s := range d.sides {

@@ -124,6 +124,7 @@ func lacking(err error) (text string, missing bool) {
 		{"passed using the keys array", // a proxy that reads the scripts
 			"a proxy refuses how the scripts name their keys; disable its check of scripts, or connect to the servers themselves"},
 		{"could not find scripting engine", "it runs no Lua scripts; load the Lua engine that comes with the server"},
+		{"scripting support disabled", "its Lua scripts are disabled"}, // Garnet, which should not be used even if they are enabled
 		{"unknown command 'eval", "it runs no Lua scripts; use a server, or a proxy, that has EVAL and EVALSHA"},
 		{"unknown command `eval", "it runs no Lua scripts; use a server, or a proxy, that has EVAL and EVALSHA"},
 		{"unsupported command 'eval", "it runs no Lua scripts; use a server, or a proxy, that has EVAL and EVALSHA"},

@@ -74,11 +74,12 @@ func collectReplies(replies []refusal, err error) []refusal {
 //	ERR Error running script (call to f_6b…): @user_script:1: WRONGTYPE …                Redis 6.2, call
 //	ERR Error running script (call to f_6b…): @user_script:1: @user_script: 1: -OOM …    Redis 6.2, refused by the script engine
 //	@user_script: 1: -READONLY …                                                         the same, from pcall
-//	ERR WRONGTYPE …                                                                      miniredis; Kvrocks, also outside of scripts
+//	ERR WRONGTYPE …                                                                      miniredis
+//	ERR running script (call to f_6b…): @user_script:39: Invalid argument: WRONGTYPE …   Kvrocks
 //	EXECABORT Transaction discarded because of: READONLY …                               in a transaction of a hook or proxy
 //
 // Redis 7 and Valkey put nothing there.
-var ahead = regexp.MustCompile(`^(?:EXECABORT Transaction discarded because of: )?(?:ERR )?(?:Error running script \(call to \w*\): )?(?:@user_script: ?\d+: )*-?(?:ERR )?`)
+var ahead = regexp.MustCompile(`^(?:EXECABORT Transaction discarded because of: )?(?:ERR )?(?:(?:Error )?running script \(call to \w*\): )?(?:@user_script: ?\d+: )*(?:Invalid argument: )?-?(?:ERR )?`)
 
 // code is what the code of a reply looks like.
 var code = regexp.MustCompile(`^[A-Z]+\b`)

@@ -58,7 +58,7 @@ if string.byte(ARGV[1], 9) == 119 and not ARGV[5] then
       local ticket, ms = string.match(ARGV[3], '%d+', 2), tonumber(ttl)
       -- Most often the request has the greatest ticket and so is the last.
       local top, among = place > 0 and call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2], false
-      if top and not (#top > 14 and #top == #ticket and top < ticket) then among = ticket - top <= 0 end
+      if top and not (type(top) == 'string' and #top > 14 and #top == #ticket and top < ticket) then among = ticket - top <= 0 end
       if not (among and call('ZCOUNT', KEYS[2], ticket, string.format('(%.0f', ticket + 2)) > 0) -- see enqueue
         and call('ZADD', KEYS[4], 'NX', now + ms, id) == 1
         and call('ZADD', KEYS[2], 'NX', ticket, id) == 1 then
