@@ -1034,7 +1034,7 @@ var mutants = []mutant{
 	{"a quorum: a cancel that panicked is not tried again", "internal/quorum/member.go", "		if results[0].Fail == panicked {\n			m.restLocked()\n		}\n", "", "ThatPanicsIsOver"},
 	{"a quorum: a server whose connection broke is not asked for what waits there", "internal/quorum/member.go", "	if err == nil && lost {\n		m.owner.rejoin(m.place)\n	}\n", "", "WhoseConnectionBroke"},
 	{"a quorum: a request waits for an earlier one of its client", "internal/quorum/decide.go", "i >= 0 && r.isOurs(p.blocker) {", "i < 0 && r.isOurs(p.blocker) {", "TestARequestIsNotSaid"},
-	{"a quorum: a server that sends messages is asked late whether it answers", "internal/quorum/server.go", "	s.perform(&fx)\n	s.members[server].stirs()\n", "	s.perform(&fx)\n", "TestAServerOfAQuorumThatSends"},
+	{"a quorum: a server that sends messages is asked late whether it answers", "internal/quorum/server.go", "	s.endLocked(h, &fx)\n	s.members[server].stirs()\n", "	s.endLocked(h, &fx)\n", "TestAServerOfAQuorumThatSends"},
 	{"a quorum: an error says that too few servers answered where enough did", "internal/quorum/errors.go", "	case e.answered < e.need:", "	case true:", "NothingCouldBeDecided"},
 	{"a quorum: a server's return is not told", "internal/quorum/member.go", "			m.owner.reports.Returned(m.place, answering+1, time.Since(left)) // before it can leave again\n", "			_, _ = answering, left\n", "TestAQuorumTells"},
 	{"a quorum: how many servers stand behind a lease is looked for after its release", "unlock.go", "	e.noteBehindLocked(w)\n	e.stateLocked().Leave(caller, now, &fx)\n", "	e.stateLocked().Leave(caller, now, &fx)\n	e.noteBehindLocked(w)\n", "TestAQuorumTells"},

@@ -103,6 +103,27 @@ func (s *Server) Commands() int64 {
 	return n
 }
 
+// A step passes an event to a lock and performs its effects. begin locks the mutex and returns the lock's
+// handle, and endLocked unlocks it. Where commands begin and end, the two are called directly instead of
+// step, because a function value for the event would move the effects to the heap.
+func (s *Server) step(k *protocol.Keys, event func(l *Lock, now time.Time, fx *Effects)) {
+	var fx Effects
+	h := s.begin(k)
+	event(h.Lock, time.Now(), &fx)
+	s.endLocked(h, &fx)
+}
+
+func (s *Server) begin(k *protocol.Keys) *handle {
+	s.mu.Lock()
+	return s.handleLocked(k)
+}
+
+func (s *Server) endLocked(h *handle, fx *Effects) {
+	s.settleLocked(h)
+	s.mu.Unlock()
+	s.perform(fx)
+}
+
 // handleLocked returns the handle of a lock, and creates it if there is none.
 func (s *Server) handleLocked(k *protocol.Keys) *handle {
 	h := s.locks[k.Lock]
@@ -113,21 +134,12 @@ func (s *Server) handleLocked(k *protocol.Keys) *handle {
 	return h
 }
 
-// step passes an event to a lock and performs its effects.
-func (s *Server) step(k *protocol.Keys, event func(l *Lock, now time.Time, fx *Effects)) {
-	var fx Effects
-	s.mu.Lock()
-	h := s.handleLocked(k)
-	event(h.Lock, time.Now(), &fx)
-	s.settleLocked(h)
-	s.mu.Unlock()
-	s.perform(&fx)
-}
-
-// settleLocked ends every step: it sets the lock's timer if that is needed, or forgets an idle lock.
+// settleLocked sets the lock's timer if that is needed, or forgets an idle lock.
 func (s *Server) settleLocked(h *handle) {
 	if h.Idle() {
-		delete(s.locks, h.keys.Lock)
+		if s.locks[h.keys.Lock] == h { // else it was forgotten before, and the lock may have another handle
+			delete(s.locks, h.keys.Lock)
+		}
 		if h.timer != nil {
 			h.timer.Stop()
 		}
@@ -146,17 +158,14 @@ func (s *Server) settleLocked(h *handle) {
 	}
 }
 
-// fire is called when the lock's timer is due.
+// fire is called when the lock's timer is due. If the lock was forgotten meanwhile, it has no requests, and
+// the event does nothing.
 func (s *Server) fire(h *handle) {
 	var fx Effects
 	s.mu.Lock()
 	h.at = time.Time{}
-	if s.locks[h.keys.Lock] == h {
-		h.Tick(time.Now(), &fx)
-		s.settleLocked(h)
-	}
-	s.mu.Unlock()
-	s.perform(&fx)
+	h.Tick(time.Now(), &fx)
+	s.endLocked(h, &fx)
 }
 
 // perform performs the effects of a step. No mutex is held.
@@ -305,16 +314,12 @@ func (s *Server) ticket() uint64 {
 
 var panicked = &protocol.Failure{Err: protocol.ErrPanicked, Kind: protocol.NoAnswer}
 
-// answered is the step that ends a command. answered and Do do not call step, because a function
-// value for the event would move the effects to the heap.
+// answered is the step that ends a command.
 func (s *Server) answered(send *Send, res Result) {
 	var fx Effects
-	s.mu.Lock()
-	h := s.handleLocked(send.Keys)
+	h := s.begin(send.Keys)
 	h.Answered(send, res, time.Now(), &fx)
-	s.settleLocked(h)
-	s.mu.Unlock()
-	s.perform(&fx)
+	s.endLocked(h, &fx)
 }
 
 // pendingCall is a call that waits for the decision of its ops.
@@ -370,14 +375,11 @@ wait:
 func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
 	w := &pendingCall{values: ctx, first: valued{s.deadlines.Within(protocol.CommandTimeout), ctx}, left: 1, done: make(chan struct{})}
 	fx := Effects{Sends: make([]*Send, 0, s.cfg.N)}
-	s.mu.Lock()
-	h := s.handleLocked(k)
+	h := s.begin(k)
 	op := h.Do(c, time.Now(), &fx)
 	op.Tag = w
 	ttl := op.req.who.TTL
-	s.settleLocked(h)
-	s.mu.Unlock()
-	s.perform(&fx)
+	s.endLocked(h, &fx)
 	s.await(ctx, w, []*Op{op}, []*protocol.Keys{k}, limitFor(ttl))
 	return op.Answer, op.Err
 }
@@ -473,19 +475,12 @@ func (s *Server) Echo(context.Context, *protocol.Keys, string, string) (int, err
 	return protocol.NoEcho, nil
 }
 
-// Receive passes a message from one server to its lock.
+// Receive passes a message from one server to its lock, whose keys are k.
 func (s *Server) Receive(server int, m *protocol.Message, k *protocol.Keys) {
 	var fx Effects
-	s.mu.Lock()
-	if h := s.locks[m.Key]; h != nil {
-		h.Receive(server, m, time.Now(), &fx)
-		s.settleLocked(h)
-	} else if m.Kind == protocol.MessageGranted || m.Kind == protocol.MessageWanted {
-		who, _ := protocol.ParseID(m.ID)
-		fx.Strays = append(fx.Strays, Stray{Server: server, Keys: k, ID: m.ID, TTL: who.TTL})
-	}
-	s.mu.Unlock()
-	s.perform(&fx)
+	h := s.begin(k)
+	h.Receive(server, m, time.Now(), &fx)
+	s.endLocked(h, &fx)
 	s.members[server].stirs()
 }
 
@@ -505,12 +500,8 @@ func (s *Server) rejoin(server int) {
 	for _, h := range all {
 		var fx Effects
 		s.mu.Lock()
-		if s.locks[h.keys.Lock] == h {
-			h.Rejoined(server, time.Now(), &fx)
-			s.settleLocked(h)
-		}
-		s.mu.Unlock()
-		s.perform(&fx)
+		h.Rejoined(server, time.Now(), &fx)
+		s.endLocked(h, &fx)
 	}
 }
 
