@@ -51,8 +51,15 @@ type qServer struct {
 	refusesTill time.Time
 }
 
+// The kinds of packets that only a quorum has, beside requests, replies and messages.
+const (
+	strayPacket packetKind = "stray" // the cancel of a stray
+	forcePacket packetKind = "force" // a ForceUnlock's command
+	toldPacket  packetKind = "told"  // what the quorum tells its client's state machine, out of order
+)
+
 type qPacket struct {
-	kind   string   // request, reply, message, stray, force, told
+	kind   packetKind
 	c      *qClient // nil of a ForceUnlock
 	server int
 	send   *quorum.Send
@@ -366,7 +373,7 @@ func (s *qServer) publish(p *mini.Peer, cmd string, args ...string) bool {
 	if !ok {
 		w.fail("malformed message %q", args[1])
 	}
-	w.put(&qPacket{kind: "message", c: c, server: s.i, m: m})
+	w.put(&qPacket{kind: messagePacket, c: c, server: s.i, m: m})
 	p.WriteInt(1)
 	return true
 }
@@ -506,7 +513,7 @@ func (c *qClient) flush() {
 	for i := range c.strays {
 		if s := &c.strays[i]; !s.Next().After(now) && !s.Next().IsZero() && !c.isAway(i) {
 			for _, g := range s.Take(now) {
-				w.put(&qPacket{kind: "stray", c: c, server: i, g: g})
+				w.put(&qPacket{kind: strayPacket, c: c, server: i, g: g})
 			}
 		}
 	}
@@ -554,7 +561,7 @@ func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Eff
 		if id == next { // a partial grant is given back
 			delete(c.heard[send.Server], send.Cmd.ID)
 		}
-		w.put(&qPacket{kind: "request", c: c, server: send.Server, send: send, gaveUps: [2]int{w.owners.gaveUps[id], w.owners.gaveUps[next]}})
+		w.put(&qPacket{kind: requestPacket, c: c, server: send.Server, send: send, gaveUps: [2]int{w.owners.gaveUps[id], w.owners.gaveUps[next]}})
 	}
 	for _, stray := range fx.Strays {
 		w.counts["stray"]++
@@ -564,7 +571,7 @@ func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Eff
 		m := fx.Messages[i]
 		if w.order != nil && !w.calm && w.order.IntN(2) == 0 { // another goroutine is faster
 			w.counts["told late"]++
-			w.wire = append(w.wire, &qPacket{kind: "told", c: c, server: -1, m: m})
+			w.wire = append(w.wire, &qPacket{kind: toldPacket, c: c, server: -1, m: m})
 			continue
 		}
 		c.hears(&m)
@@ -581,7 +588,7 @@ func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Eff
 // tellAll has the state machines learn of what other goroutines have overtaken.
 func (w *qWorld) tellAll() {
 	for _, p := range slices.Clone(w.wire) {
-		if p.kind == "told" && p.c.wakeAt.IsZero() {
+		if p.kind == toldPacket && p.c.wakeAt.IsZero() {
 			w.wire = slices.DeleteFunc(w.wire, func(q *qPacket) bool { return q == p })
 			w.deliver(p)
 		}
@@ -709,20 +716,20 @@ func (w *qWorld) believers() {
 
 // deliver lets a packet arrive.
 func (w *qWorld) deliver(p *qPacket) {
-	if p.kind == "told" {
+	if p.kind == toldPacket {
 		if !p.c.dead {
 			p.c.hears(&p.m)
 		}
 		return
 	}
 	s := w.servers[p.server]
-	if p.kind == "force" {
+	if p.kind == forcePacket {
 		w.forced(p)
 		return
 	}
 	lost := func(percent int) bool { return !p.c.reach[p.server] || !w.calm && w.rng.IntN(100) < percent }
 	switch p.kind {
-	case "request":
+	case requestPacket:
 		if !p.c.reach[p.server] {
 			w.silent(p)
 			return
@@ -744,14 +751,14 @@ func (w *qWorld) deliver(p *qPacket) {
 			c.copied, c.twin = true, true
 			w.put(&c)
 		}
-		w.put(&qPacket{kind: "reply", c: p.c, server: p.server, send: p.send, res: res, sent: p.sent})
-	case "reply":
+		w.put(&qPacket{kind: replyPacket, c: p.c, server: p.server, send: p.send, res: res, sent: p.sent})
+	case replyPacket:
 		if lost(3) {
 			w.silent(p)
 			return
 		}
 		w.answer(p, p.res)
-	case "message":
+	case messagePacket:
 		if !lost(3) && !p.c.dead {
 			if p.m.Kind == protocol.MessageGranted {
 				p.c.owns(p.server, p.m.ID)
@@ -761,7 +768,7 @@ func (w *qWorld) deliver(p *qPacket) {
 				w.hears(p)
 			}
 		}
-	case "stray":
+	case strayPacket:
 		if p.c.dead {
 			return
 		}
@@ -933,7 +940,7 @@ func (w *qWorld) advance(d time.Duration) {
 
 // times reports whether the packet belongs to a command that can still time out.
 func (p *qPacket) times() bool {
-	return !p.copied && (p.kind == "request" || p.kind == "reply") && p.c.wakeAt.IsZero()
+	return !p.copied && (p.kind == requestPacket || p.kind == replyPacket) && p.c.wakeAt.IsZero()
 }
 
 // due returns when the client next has something to do, in the world's time.
@@ -1006,7 +1013,7 @@ func (w *qWorld) ring() bool {
 		}
 		rang = true
 		for _, p := range w.wire {
-			if p.c == o.c && (p.kind == "request" || p.kind == "reply") {
+			if p.c == o.c && (p.kind == requestPacket || p.kind == replyPacket) {
 				p.c.hurt[p.server] = w.now
 			}
 		}
@@ -1018,7 +1025,7 @@ func (w *qWorld) ring() bool {
 	for _, p := range slices.Clone(w.wire) {
 		if p.times() && w.now.Sub(p.sent) >= commandTimeout {
 			rang = true
-			if p.kind == "reply" {
+			if p.kind == replyPacket {
 				w.wire = slices.DeleteFunc(w.wire, func(q *qPacket) bool { return q == p })
 			}
 			w.silent(p)
@@ -1162,7 +1169,7 @@ func (w *qWorld) some() {
 	at, n := -1, 0
 	any := w.rng.IntN(100) < w.lazy
 	for i, p := range w.wire {
-		if p.ready.After(w.now) || p.kind != "request" && p.kind != "force" && !p.c.wakeAt.IsZero() {
+		if p.ready.After(w.now) || p.kind != requestPacket && p.kind != forcePacket && !p.c.wakeAt.IsZero() {
 			continue
 		}
 		if n++; n == 1 || any && w.rng.IntN(n) == 0 {

@@ -110,15 +110,15 @@ func (w *qWorld) strike(c *qClient) {
 	case qBounces:
 		w.logf("server %d restarts", s.i+1)
 		for _, p := range slices.Clone(w.wire) {
-			if p.server != s.i || p.kind == "stray" {
+			if p.server != s.i || p.kind == strayPacket {
 				continue
 			}
-			if p.kind == "request" && w.rng.IntN(2) == 0 { // it is executed, but nobody hears of it
+			if p.kind == requestPacket && w.rng.IntN(2) == 0 { // it is executed, but nobody hears of it
 				w.silent(p)
 				continue
 			}
 			w.wire = slices.DeleteFunc(w.wire, func(q *qPacket) bool { return q == p })
-			if p.kind != "message" {
+			if p.kind != messagePacket {
 				w.silent(p)
 			}
 		}
@@ -325,10 +325,10 @@ func (w *qWorld) doubt(c *qClient) {
 		w.counts["silence"]++
 		w.logf("nobody answers %s", c.name)
 		for _, p := range slices.Clone(w.wire) {
-			if p.c != c || p.kind != "request" && p.kind != "reply" || w.luck.IntN(4) == 0 {
+			if p.c != c || p.kind != requestPacket && p.kind != replyPacket || w.luck.IntN(4) == 0 {
 				continue
 			}
-			if p.kind == "reply" || w.luck.IntN(2) == 0 {
+			if p.kind == replyPacket || w.luck.IntN(2) == 0 {
 				w.wire = slices.DeleteFunc(w.wire, func(q *qPacket) bool { return q == p })
 			}
 			w.silent(p)
@@ -348,7 +348,7 @@ func (w *qWorld) doubt(c *qClient) {
 		// Nobody hears of the eviction.
 		w.counts["unheard eviction"]++
 		w.evict()
-		w.wire = slices.DeleteFunc(w.wire, func(p *qPacket) bool { return p.kind == "message" && p.m.Kind == protocol.MessageRevoked })
+		w.wire = slices.DeleteFunc(w.wire, func(p *qPacket) bool { return p.kind == messagePacket && p.m.Kind == protocol.MessageRevoked })
 	case 5:
 		if w.inside(c, lockstate.Waiting) == 0 {
 			c.enter(protocol.Exclusive, false)
@@ -540,7 +540,7 @@ func (w *qWorld) force() {
 
 func (w *qWorld) sendForced(f *qForced) {
 	for _, i := range f.servers {
-		w.put(&qPacket{kind: "force", server: i, force: f, copied: true})
+		w.put(&qPacket{kind: forcePacket, server: i, force: f, copied: true})
 	}
 }
 
@@ -649,7 +649,7 @@ func (e *qEviction) forget(server int) bool {
 // obeys fails if a client holds the lock although it has heard that it was evicted on so many servers that
 // the others are no majority. A downgrade continues with what is left of the lease.
 func (w *qWorld) obeys(c *qClient) {
-	if slices.ContainsFunc(w.wire, func(p *qPacket) bool { return p.kind == "told" && p.c == c && p.m.Kind == protocol.MessageRevoked }) {
+	if slices.ContainsFunc(w.wire, func(p *qPacket) bool { return p.kind == toldPacket && p.c == c && p.m.Kind == protocol.MessageRevoked }) {
 		return // its state machine is about to hear of it
 	}
 	v := c.lock.Status()
