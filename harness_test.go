@@ -393,15 +393,7 @@ func (s place) queued(t *testing.T, name string, n int64) {
 	s.settle()
 }
 
-// eventually polls for a condition that no event announces.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for until := time.Now().Add(patience); !holds(); time.Sleep(time.Millisecond) { // between two looks
-		if time.Now().After(until) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
-}
+var eventually = redistest.Eventually
 
 // closesSoon waits for an event.
 func closesSoon[T any](t *testing.T, what string, ch <-chan T) T {

@@ -60,7 +60,7 @@ func (c *console) types(text string) {
 
 func (c *console) awaits(text string) {
 	c.t.Helper()
-	until(c.t, fmt.Sprintf("%q on the terminal, which shows %q", text, c.seen.String()), func() bool { return strings.Contains(c.seen.String(), text) })
+	eventually(c.t, fmt.Sprintf("%q on the terminal, which shows %q", text, c.seen.String()), func() bool { return strings.Contains(c.seen.String(), text) })
 }
 
 func TestListsAreTidyAtAnyWidth(t *testing.T) {
@@ -133,7 +133,7 @@ func TestUnlockAsksOnATerminal(t *testing.T) {
 	if !m.Exists("job") {
 		t.Errorf("who came while the question was open was evicted: %s", console.seen.String())
 	}
-	until(t, "it asks again", func() bool { return strings.Count(console.seen.String(), "[y/N]") == 2 })
+	eventually(t, "it asks again", func() bool { return strings.Count(console.seen.String(), "[y/N]") == 2 })
 	m.Del("job")
 	console.types("y\n")
 	console.awaits("is free")

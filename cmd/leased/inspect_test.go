@@ -53,7 +53,7 @@ func TestInspectShowsOwnerQueueAndToken(t *testing.T) {
 			waiter.Mutex("invoice:42").LockContext(ctx)
 		}()
 		var got string
-		until(t, "the waiter has come to the queue", func() bool {
+		eventually(t, "the waiter has come to the queue", func() bool {
 			got = inspect()
 			return strings.Contains(got, "queue")
 		})

@@ -193,7 +193,7 @@ func TestTopShowsQueuesAndHowLongTheyWereSeen(t *testing.T) {
 		t.Fatal(err)
 	}
 	waits(t, other, "busy")
-	until(t, "the waiter queues", func() bool { return m.Exists("busy:{busy}:queue") })
+	eventually(t, "the waiter queues", func() bool { return m.Exists("busy:{busy}:queue") })
 	top := newTop(rdb, "", "*")
 	now := time.Now()
 	if err := top.refresh(t.Context(), now); err != nil {
@@ -233,7 +233,7 @@ func TestALockThatOnlyAnotherLibraryHasHadIsListedWhileSomebodyWaits(t *testing.
 			if err != nil {
 				t.Fatal(err)
 			}
-			until(t, "the waiter queues", func() bool { return rdb.Exists(t.Context(), keys.Queue()).Val() == 1 })
+			eventually(t, "the waiter queues", func() bool { return rdb.Exists(t.Context(), keys.Queue()).Val() == 1 })
 		}
 		got := invoke(t, "ls", "--redis", s.Addr, "--prefix", s.Prefix)
 		if found := strings.Join(names(got.out), " "); got.status != 0 || found != "old {old}:tagged" || !strings.Contains(got.out, "(another library)") {
@@ -258,7 +258,7 @@ func TestTopCountsOnlyTheLastRequestOfAWaitingClient(t *testing.T) {
 	}
 	waits(t, other, "busy")
 	const queue = "busy:{busy}:queue"
-	until(t, "the waiter queues", func() bool { return m.Exists(queue) })
+	eventually(t, "the waiter queues", func() bool { return m.Exists(queue) })
 	who, err := protocol.ParseID(rdb.ZRange(t.Context(), queue, 0, 0).Val()[0])
 	if err != nil {
 		t.Fatal(err)
@@ -510,12 +510,12 @@ func TestInspectWatchesUntilInterrupted(t *testing.T) {
 	go func() {
 		done <- run(ctx, streams{strings.NewReader(""), &out, &errs}, []string{"inspect", "--watch", "--json", "--interval", "50ms", "job", "--redis", m.Addr()})
 	}()
-	until(t, "a free lock", func() bool { return strings.Contains(out.String(), `"state":"free"`) })
+	eventually(t, "a free lock", func() bool { return strings.Contains(out.String(), `"state":"free"`) })
 	m.SetError("LOADING Redis is loading the dataset in memory")
-	until(t, "an error", func() bool { return strings.Contains(errs.String(), "trying again\n") })
+	eventually(t, "an error", func() bool { return strings.Contains(errs.String(), "trying again\n") })
 	m.SetError("")
 	m.Set("job", "mine")
-	until(t, "a held lock", func() bool { return strings.Contains(out.String(), `"state":"held"`) })
+	eventually(t, "a held lock", func() bool { return strings.Contains(out.String(), `"state":"held"`) })
 	if n := strings.Count(errs.String(), "\n"); n != 1 {
 		t.Errorf("%d lines about one outage: %s", n, errs.String())
 	}
@@ -585,7 +585,7 @@ func TestDeploymentsAreReached(t *testing.T) {
 		// The owner listens to one of the masters, which may not be the one that has the lock.
 		take(t, rdb, "billing:", "x", "y", "z")
 		for _, name := range []string{"billing:x", "billing:y", "billing:z"} {
-			until(t, "the owner is found by its channel", func() bool {
+			eventually(t, "the owner is found by its channel", func() bool {
 				return strings.Contains(invoke(t, "inspect", name, "--cluster", "--redis", addrs).out, "hint ")
 			})
 			got := invoke(t, "unlock", "--force", "--yes", name, "--cluster", "--redis", addrs)
@@ -897,7 +897,7 @@ func TestBenchMeasuresAndLeavesNothing(t *testing.T) {
 	if got.status != 0 || strings.Count(got.out, "\n") != 6 || !strings.Contains(got.out, "lock and unlock, uncontended") {
 		t.Errorf("%+v", got)
 	}
-	until(t, "nothing is left", func() bool {
+	eventually(t, "nothing is left", func() bool {
 		keys, err := redistest.Keys(t.Context(), in.Client(), "")
 		return err == nil && len(keys) == 0
 	})
@@ -918,13 +918,13 @@ func TestTopGoesOnAfterAnErrorUnlessItCounts(t *testing.T) {
 		done := make(chan int)
 		// Ended by cancel, or by the error; waited for below.
 		go func() { done <- run(ctx, streams{strings.NewReader(""), &out, &errs}, args) }()
-		until(t, "a picture", func() bool { return strings.Contains(out.String(), "job") })
+		eventually(t, "a picture", func() bool { return strings.Contains(out.String(), "job") })
 		m.SetError("LOADING Redis is loading the dataset in memory")
 		if !counts {
-			until(t, "an error", func() bool { return strings.Contains(errs.String(), "trying again\n") })
+			eventually(t, "an error", func() bool { return strings.Contains(errs.String(), "trying again\n") })
 			m.SetError("")
 			seen := len(out.String())
-			until(t, "another picture", func() bool { return strings.Contains(out.String()[seen:], "job") })
+			eventually(t, "another picture", func() bool { return strings.Contains(out.String()[seen:], "job") })
 			cancel()
 		}
 		if status := <-done; counts != (status == statusFailed) {
@@ -947,7 +947,7 @@ func TestWhatIsWatchedEndsWithCtrlC(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { cmd.Process.Kill() })
-		until(t, "a picture", func() bool { return strings.Contains(out.String(), "job") })
+		eventually(t, "a picture", func() bool { return strings.Contains(out.String(), "job") })
 		cmd.Process.Signal(os.Interrupt)
 		if err := cmd.Wait(); err != nil || errs.String() != "" {
 			t.Errorf("leased %s: %v, stderr %q", line, err, errs.String())

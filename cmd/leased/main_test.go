@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -319,12 +318,4 @@ func TestHelpOfEachCommandHasTheSameForm(t *testing.T) {
 // discard is for tests that look at nothing printed.
 func discard() streams { return streams{strings.NewReader(""), io.Discard, io.Discard} }
 
-// until waits for what another process does, which is not told to this one.
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(2 * time.Millisecond) { // between two looks
-		if time.Now().After(end) {
-			t.Fatalf("not within 30 s: %s", what)
-		}
-	}
-}
+var eventually = redistest.Eventually

@@ -38,7 +38,7 @@ func holds(t *testing.T, rdb *redis.Client, prefix, name, label string) *leased.
 		t.Fatal(err)
 	}
 	inbox := protocol.InboxChannel(prefix, who.Client)
-	until(t, "the owner subscribes", func() bool {
+	eventually(t, "the owner subscribes", func() bool {
 		count, err := rdb.PubSubNumSub(t.Context(), inbox).Result()
 		return err == nil && count[inbox] > 0
 	})
@@ -104,7 +104,7 @@ func TestAWaiterBehindAForeignOwnerTellsThePrefix(t *testing.T) {
 		t.Fatal(err)
 	}
 	waits(t, client, "x")
-	until(t, "the waiter is found by its channel", func() bool {
+	eventually(t, "the waiter is found by its channel", func() bool {
 		return strings.Contains(invoke(t, "inspect", "billing:x", "--redis", m.Addr()).out, "--prefix billing: and the name x")
 	})
 	if status, _, errs := runResult(t, m.Addr(), "-w", "0.1", "billing:x", "--", "true"); status != statusRunUsage {
@@ -153,7 +153,7 @@ func TestOnAQuorumAnotherPrefixIsFoundToo(t *testing.T) {
 	}
 	defer lease.Unlock()
 	at := []string{"--quorum", "--redis", strings.Join(addrs, ",")}
-	until(t, "the owner is found by its channel", func() bool {
+	eventually(t, "the owner is found by its channel", func() bool {
 		return strings.Contains(invoke(t, append([]string{"inspect", "billing:x"}, at...)...).out, "--prefix billing: and the name x")
 	})
 	if got := invoke(t, append([]string{"unlock", "--force", "--yes", "billing:x"}, at...)...); got.status != statusUsage {

@@ -62,7 +62,7 @@ func exists(name string) bool { _, err := os.Stat(name); return err == nil }
 func pidIn(t *testing.T, file string) int {
 	t.Helper()
 	var pid int
-	until(t, "the command writes its process id", func() bool {
+	eventually(t, "the command writes its process id", func() bool {
 		text, err := os.ReadFile(file)
 		if err != nil || !strings.HasSuffix(string(text), "\n") {
 			return false
@@ -238,7 +238,7 @@ func TestASignalWhileItWaitsEndsTheRunAndLeavesNothing(t *testing.T) {
 	lease := holder(t, m.Addr(), "job", false)
 	file := scratch(t)
 	cmd := begin(t, program(t, "run", "--redis", m.Addr(), "job", "--", "touch", file))
-	until(t, "the run queues", func() bool { return m.Exists("job:{job}:queue") })
+	eventually(t, "the run queues", func() bool { return m.Exists("job:{job}:queue") })
 	cmd.Process.Signal(syscall.SIGINT)
 	cmd.Wait()
 	if status := cmd.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGINT || exists(file) {
@@ -247,7 +247,7 @@ func TestASignalWhileItWaitsEndsTheRunAndLeavesNothing(t *testing.T) {
 	if err := lease.Unlock(); err != nil {
 		t.Error(err)
 	}
-	until(t, "the queue is empty", func() bool { return !m.Exists("job:{job}:queue") })
+	eventually(t, "the queue is empty", func() bool { return !m.Exists("job:{job}:queue") })
 }
 
 // counterScript loses increments unless it is alone, which is what it is for.
@@ -320,7 +320,7 @@ func TestRunsThatAreKilledLetNobodyWriteTwice(t *testing.T) {
 		})
 	}
 	for killed := map[int]bool{}; len(killed) < kills; {
-		until(t, "another run is inside", func() bool {
+		eventually(t, "another run is inside", func() bool {
 			text, _ := os.ReadFile(file + ".inside")
 			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 			if err != nil || killed[pid] {
@@ -357,7 +357,7 @@ func TestWhenTheRunIsKilledSoIsAllThatItStarted(t *testing.T) {
 	pid := pidIn(t, file)
 	cmd.Process.Kill()
 	cmd.Wait()
-	until(t, "the command's process is gone", func() bool { return gone(pid) })
+	eventually(t, "the command's process is gone", func() bool { return gone(pid) })
 	if !m.Exists("job") {
 		t.Error("the lock is free, although nobody can have given it back")
 	}
@@ -373,7 +373,7 @@ func TestWhenTheRunIsStoppedTheCommandIsGoneBeforeTheLeaseEnds(t *testing.T) {
 	pid := pidIn(t, file)
 	began := time.Now()
 	cmd.Process.Signal(syscall.SIGSTOP)
-	until(t, "the command is gone", func() bool { return gone(pid) })
+	eventually(t, "the command is gone", func() bool { return gone(pid) })
 	if left, kept := rdb.PTTL(t.Context(), "job").Val(), strain.Since(began); left <= 0 && kept < allowance {
 		t.Errorf("the lease had %v left when the command was gone; the machine kept %v from us", left, kept)
 	}
@@ -448,7 +448,7 @@ func TestWithoutRedisTheCommandIsGoneBeforeTheLeaseEnds(t *testing.T) {
 				} else {
 					in.Kill()
 				}
-				until(t, "the command is gone", func() bool { return gone(pid) })
+				eventually(t, "the command is gone", func() bool { return gone(pid) })
 				// A renewal in between would only have moved the end.
 				kept := strain.Since(before)
 				if now := time.Now(); now.After(end) && kept < allowance {
@@ -536,7 +536,7 @@ func TestACommandReadsFromTheTerminalAndIsKilledByCtrlC(t *testing.T) {
 	cmd := exec.Command("sh", "-c", script, self, m.Addr())
 	cmd.Env = append(os.Environ(), asCommand)
 	c := onConsole(t, &pty.Winsize{Rows: 24, Cols: 80}, cmd)
-	until(t, "the lock is taken", func() bool { return m.Exists("job") })
+	eventually(t, "the lock is taken", func() bool { return m.Exists("job") })
 	c.types("words\n")
 	c.awaits("got words")
 	c.types("\x03")
@@ -639,7 +639,7 @@ func TestACommandHasTheTerminalWhereItsInputIsAFile(t *testing.T) {
 func TestAJobThatBeganInTheBackgroundHasTheTerminalInTheForeground(t *testing.T) {
 	c := onShell(t)
 	c.types(`"$SELF" run --redis "$ADDR" job -- sh -c 'read line; echo "got: $line"' &` + "\n")
-	until(t, "the shell says that the job has stopped", func() bool {
+	eventually(t, "the shell says that the job has stopped", func() bool {
 		c.types("\n")                     // it does so ahead of the next prompt
 		time.Sleep(50 * time.Millisecond) // or there would be thousands of prompts
 		return strings.Contains(c.seen.String(), "Stopped")
@@ -765,7 +765,7 @@ func TestLocksAreShownWhileRedisCannotSaveItsData(t *testing.T) {
 		t.Fatal(err)
 	}
 	rdb.BgSave(t.Context())
-	until(t, "Redis cannot save", func() bool { return redis.HasErrorPrefix(rdb.Ping(t.Context()).Err(), "MISCONF") })
+	eventually(t, "Redis cannot save", func() bool { return redis.HasErrorPrefix(rdb.Ping(t.Context()).Err(), "MISCONF") })
 	if got := invoke(t, "inspect", "job", "--redis", in.Addr); got.status != 0 || !strings.Contains(got.out, "state   held") {
 		t.Errorf("inspect: %+v", got)
 	}
@@ -1003,12 +1003,12 @@ func TestOnlyARunThatBeginsAtAReplicaEndsThere(t *testing.T) {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	begin(t, cmd)
 	rdb := r.Primary().Client()
-	until(t, "the run queues", func() bool { return rdb.Exists(t.Context(), "job:{job}:queue").Val() > 0 })
+	eventually(t, "the run queues", func() bool { return rdb.Exists(t.Context(), "job:{job}:queue").Val() > 0 })
 	host, port, _ := net.SplitHostPort(replica.Addr)
 	if err := rdb.ReplicaOf(t.Context(), host, port).Err(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the run is refused", func() bool {
+	eventually(t, "the run is refused", func() bool {
 		stats, _ := rdb.Info(t.Context(), "errorstats").Result()
 		return strings.Contains(stats, "errorstat_READONLY")
 	})
@@ -1032,7 +1032,7 @@ func TestALockThatIsTakenWasContendedEvenIfRedisWasAway(t *testing.T) {
 	var errs shared
 	cmd.Stderr = &errs
 	begin(t, cmd)
-	until(t, "the run queues", func() bool { return in.Client().Exists(t.Context(), "job:{job}:queue").Val() > 0 })
+	eventually(t, "the run queues", func() bool { return in.Client().Exists(t.Context(), "job:{job}:queue").Val() > 0 })
 	in.Restart()
 	cmd.Wait()
 	if status := cmd.ProcessState.ExitCode(); status != 1 || errs.String() != "" {
@@ -1048,7 +1048,7 @@ func TestAWaitThatRedisCausesIsToldOnce(t *testing.T) {
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	begin(t, cmd)
 	const want = `leased: still waiting for lock "job"; Redis is not granting it: its memory is full: raise maxmemory, or free memory (`
-	until(t, "the run says what is wrong", func() bool { return strings.HasPrefix(errs.String(), want) })
+	eventually(t, "the run says what is wrong", func() bool { return strings.HasPrefix(errs.String(), want) })
 	if err := in.Client().ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -1069,7 +1069,7 @@ func TestAWaitThatMayNeverEndIsToldOnce(t *testing.T) {
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		begin(t, cmd)
 		const want = `leased: still waiting for lock "job": a lock's key holds another program's value without an expiry, so the lock is never taken over; `
-		until(t, "the run says what it waits for", func() bool { return strings.HasPrefix(errs.String(), want) })
+		eventually(t, "the run says what it waits for", func() bool { return strings.HasPrefix(errs.String(), want) })
 		status, more, told := runResult(t, s.Addr, "--prefix", s.Prefix, "-n", "job", "--", "true")
 		if status != 1 || more+told != "" {
 			t.Errorf("with -n: status %d, stdout %q, stderr %q", status, more, told)

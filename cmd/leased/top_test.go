@@ -96,7 +96,7 @@ func TestTopShowsALockAsItIsNowBesideManyNewNames(t *testing.T) {
 		ended <- err
 	}()
 	queue := func(n int64) {
-		until(t, fmt.Sprint("the queue has ", n), func() bool { return rdb.ZCard(t.Context(), "job:{job}:queue").Val() == n })
+		eventually(t, fmt.Sprint("the queue has ", n), func() bool { return rdb.ZCard(t.Context(), "job:{job}:queue").Val() == n })
 	}
 	queue(1)
 	for range 3 {
@@ -116,7 +116,7 @@ func TestTopShowsALockAsItIsNowBesideManyNewNames(t *testing.T) {
 	if err := lease.Unlock(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the lock is free", func() bool { return rdb.Exists(t.Context(), "job").Val() == 0 })
+	eventually(t, "the lock is free", func() bool { return rdb.Exists(t.Context(), "job").Val() == 0 })
 	requests()
 	if summary, rows, _ := picture(t, top); len(rows) > 0 {
 		t.Errorf("of a lock that was unlocked it shows %q: %s", rows["job"], summary)
@@ -201,7 +201,7 @@ func TestOfTooManyLocksTopShowsThoseWithQueuesAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		waits(t, client, name)
-		until(t, "the waiter queues", func() bool { return rdb.Exists(t.Context(), name+":{"+name+"}:queue").Val() == 1 })
+		eventually(t, "the waiter queues", func() bool { return rdb.Exists(t.Context(), name+":{"+name+"}:queue").Val() == 1 })
 		for range 2 {
 			if summary, _, order := picture(t, top); order[i] != name {
 				t.Errorf("with a queue for %s it shows %s there: %s", name, order[i], summary)
@@ -277,7 +277,7 @@ func TestTopOfAClusterKeepsOnlyLocksInUse(t *testing.T) {
 	if err := in.Client().Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err(); err != nil {
 		t.Skipf("%v; run it on Redis 7 or later, which takes slots by ranges", err)
 	}
-	until(t, "the Cluster serves", func() bool { return in.Client().Set(t.Context(), "other", 1, 0).Err() == nil })
+	eventually(t, "the Cluster serves", func() bool { return in.Client().Set(t.Context(), "other", 1, 0).Err() == nil })
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{in.Addr}})
 	t.Cleanup(func() { cluster.Close() }) // after that of take
 	remember(t, cluster, "free:%d", 5*topLooks)

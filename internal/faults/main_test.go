@@ -91,15 +91,7 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// eventually polls, because Redis has no event for what it waits for.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for until := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) { // the pause between two attempts
-		if time.Now().After(until) {
-			t.Fatalf("after %v, still not: %s", patience, what)
-		}
-	}
-}
+var eventually = redistest.Eventually
 
 func mustLock(t *testing.T, m *leased.Mutex) *leased.Lease {
 	t.Helper()

@@ -18,5 +18,6 @@
 //     is a fixed address for servers that take each other's place.
 //   - [CheckLeaks] fails a test that leaves goroutines, keys or channels behind.
 //   - [Strain] measures the delay that a loaded machine adds to every bound in real time.
+//   - [Eventually] waits for what no event announces.
 //   - [Calls] and [Counter] count commands, on the server and in the client.
 package redistest

@@ -39,12 +39,12 @@ func TestProxyPassesAndCounts(t *testing.T) {
 		t.Errorf("%d bytes came back", len(got))
 	}
 	// As many as the client has; the client may dial once more than it needs.
-	eventually(t, "all connections are counted", func() bool {
+	Eventually(t, "all connections are counted", func() bool {
 		n := p.Conns()
 		return n >= 1 && n == int(rdb.PoolStats().TotalConns)
 	})
 	_ = rdb.Close()
-	eventually(t, "the closed connection is forgotten", func() bool { return p.Conns() == 0 })
+	Eventually(t, "the closed connection is forgotten", func() bool { return p.Conns() == 0 })
 }
 
 func TestDroppedRepliesLeaveCommandsCarriedOut(t *testing.T) {
@@ -63,7 +63,7 @@ func TestDroppedRepliesLeaveCommandsCarriedOut(t *testing.T) {
 	if err := rdb.Incr(long, key).Err(); err == nil {
 		t.Error("a reply came through")
 	}
-	eventually(t, "the command runs", func() bool { return direct.Get(ctx, key).Val() == "1" })
+	Eventually(t, "the command runs", func() bool { return direct.Get(ctx, key).Val() == "1" })
 	p.Heal()
 	if n, err := rdb.Incr(ctx, key).Result(); err != nil || n != 2 {
 		t.Errorf("after Heal: %d, %v", n, err)
@@ -89,12 +89,12 @@ func TestBlackHoleTellsNobodyThatPeersAreGone(t *testing.T) {
 	}
 	open := p.Conns()
 	_ = sub.Close()
-	eventually(t, "the client has left", func() bool { return p.Conns() < open })
+	Eventually(t, "the client has left", func() bool { return p.Conns() < open })
 	if n := direct.Publish(ctx, "news", "x").Val(); n != 1 {
 		t.Errorf("the server counts %d subscribers, want the one that is gone", n)
 	}
 	p.Heal()
-	eventually(t, "the server notices", func() bool { return direct.Publish(ctx, "news", "x").Val() == 0 })
+	Eventually(t, "the server notices", func() bool { return direct.Publish(ctx, "news", "x").Val() == 0 })
 	if err := rdb.Ping(ctx).Err(); err != nil {
 		t.Errorf("a new connection after Heal: %v", err)
 	}
@@ -177,5 +177,5 @@ func TestProxyToNowhereClosesConnections(t *testing.T) {
 	if err := through(t, p, once).Ping(t.Context()).Err(); err == nil {
 		t.Error("somebody answered")
 	}
-	eventually(t, "no connection is left", func() bool { return p.Conns() == 0 })
+	Eventually(t, "no connection is left", func() bool { return p.Conns() == 0 })
 }

@@ -5,7 +5,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestMain(m *testing.M) { os.Exit(Main(m)) }
@@ -32,17 +31,6 @@ func (s *spy) Fatalf(format string, args ...any) {
 func (s *spy) finish() {
 	for i := len(s.cleanups) - 1; i >= 0; i-- {
 		s.cleanups[i]()
-	}
-}
-
-// eventually waits for something that no event announces.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	const patience = 15 * time.Second
-	for until := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) { // the pause between two attempts
-		if time.Now().After(until) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
 	}
 }
 

@@ -36,7 +36,7 @@ func TestKeysExpireOnBothWithoutHelp(t *testing.T) {
 		if err := rdb.Set(t.Context(), s.Prefix+"k", 1, 30*time.Millisecond).Err(); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "expiry", func() bool { return rdb.Exists(t.Context(), s.Prefix+"k").Val() == 0 })
+		Eventually(t, "expiry", func() bool { return rdb.Exists(t.Context(), s.Prefix+"k").Val() == 0 })
 	})
 }
 

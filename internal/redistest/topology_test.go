@@ -86,7 +86,7 @@ func TestAFixedNameLeadsNewConnectionsElsewhereAndKeepsWhatItIsTold(t *testing.T
 			if got := rdb.Get(ctx, "who").Val(); got != c.commands {
 				t.Errorf("commands reach the %s server", got)
 			}
-			eventually(t, "one subscription", func() bool {
+			Eventually(t, "one subscription", func() bool {
 				olds := before.Client().Publish(ctx, "news", "old").Val()
 				news := after.Client().Publish(ctx, "news", "new").Val()
 				return olds+news == 1
@@ -134,13 +134,13 @@ func TestSentinelsReplaceAPrimaryThatDies(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := s.Primary()
-	eventually(t, "the replicas have it", func() bool { return rdb.Wait(ctx, 2, 0).Val() == 2 })
+	Eventually(t, "the replicas have it", func() bool { return rdb.Wait(ctx, 2, 0).Val() == 2 })
 	old.Kill()
 	next := s.AwaitPrimary(old)
 	if got := next.Client().Get(ctx, "k").Val(); got != "v" {
 		t.Errorf("%q on the new primary", got)
 	}
-	eventually(t, "the client follows", func() bool { return rdb.Set(ctx, "k", "w", 0).Err() == nil })
+	Eventually(t, "the client follows", func() bool { return rdb.Set(ctx, "k", "w", 0).Err() == nil })
 }
 
 func TestAClusterServesEveryKeyAndMovesThem(t *testing.T) {
@@ -181,7 +181,7 @@ func TestAClusterServesEveryKeyAndMovesThem(t *testing.T) {
 	if next := c.Failover(key); next == to || c.Owner(key) != next {
 		t.Error("the master was not replaced")
 	}
-	eventually(t, "a read after the failover", func() bool { return rdb.Get(ctx, key+"0").Val() == "0" })
+	Eventually(t, "a read after the failover", func() bool { return rdb.Get(ctx, key+"0").Val() == "0" })
 }
 
 func TestAClusterReplacesAMasterThatDies(t *testing.T) {
