@@ -49,7 +49,7 @@ var (
 
 // stage is one measurement of one contender: a server of its own, and workers.
 type stage struct {
-	context.Context
+	ctx context.Context // of the one measurement
 	effort
 	contender
 	*server
@@ -94,7 +94,7 @@ func run(ctx context.Context, c contender, e effort, pin bool, measure func(*sta
 		return nil, err
 	}
 	defer server.stop()
-	s := &stage{Context: ctx, effort: e, contender: c, server: server, ttl: 30 * time.Second, clientsCPU: clientsCPU}
+	s := &stage{ctx: ctx, effort: e, contender: c, server: server, ttl: 30 * time.Second, clientsCPU: clientsCPU}
 	defer func() {
 		for _, w := range s.workers {
 			w.kill()
@@ -192,8 +192,8 @@ func (s *stage) pause(d time.Duration) error {
 	select {
 	case <-time.After(d):
 		return nil
-	case <-s.Done():
-		return s.Err()
+	case <-s.ctx.Done():
+		return s.ctx.Err()
 	}
 }
 
@@ -362,7 +362,7 @@ func (s *stage) compete(processes int, o order) (figures, error) {
 // afterwards counts.
 func (s *stage) race(ws []*worker, o order, release func() error) (figures, error) {
 	f, waits := figures{}, histogram{}
-	before, err := s.spent(s)
+	before, err := s.spent(s.ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -376,7 +376,7 @@ func (s *stage) race(ws []*worker, o order, release func() error) (figures, erro
 		if err := release(); err != nil {
 			return nil, err
 		}
-		if before, err = s.spent(s); err != nil {
+		if before, err = s.spent(s.ctx); err != nil {
 			return nil, err
 		}
 		f["seconds"] = o.For.Seconds() - before.at.Sub(began).Seconds()
@@ -389,7 +389,7 @@ func (s *stage) race(ws []*worker, o order, release func() error) (figures, erro
 	if err := s.pause(time.Until(began.Add(o.For))); err != nil {
 		return nil, err
 	}
-	after, err := s.spent(s)
+	after, err := s.spent(s.ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -454,14 +454,14 @@ func (s *stage) crowd(owner *worker, others []*worker, clients, goroutines int, 
 		if err := s.calm(settle, clients, clients*goroutines); err != nil {
 			return err
 		}
-		before, err := s.spent(s)
+		before, err := s.spent(s.ctx)
 		if err != nil {
 			return err
 		}
 		if err := s.pause(s.watch); err != nil {
 			return err
 		}
-		end, err := s.spent(s)
+		end, err := s.spent(s.ctx)
 		if err != nil {
 			return err
 		}
@@ -491,7 +491,7 @@ func (s *stage) calm(most time.Duration, clients, waiters int) error {
 		}
 		defer c.Close()
 		for {
-			info, err := c.Inspect(s, "invoice")
+			info, err := c.Inspect(s.ctx, "invoice")
 			if err != nil || info.Queue >= clients {
 				return err
 			}
@@ -503,7 +503,7 @@ func (s *stage) calm(most time.Duration, clients, waiters int) error {
 			}
 		}
 	}
-	last, err := s.spent(s)
+	last, err := s.spent(s.ctx)
 	if err != nil {
 		return err
 	}
@@ -515,7 +515,7 @@ func (s *stage) calm(most time.Duration, clients, waiters int) error {
 		if err := s.pause(min(look, left)); err != nil {
 			return err
 		}
-		now, err := s.spent(s)
+		now, err := s.spent(s.ctx)
 		if err != nil {
 			return err
 		}
@@ -550,7 +550,7 @@ func (s *stage) hold(locks int, keep time.Duration) (figures, error) {
 	if _, err := ask("warm"); err != nil {
 		return nil, err
 	}
-	before, err := s.spent(s)
+	before, err := s.spent(s.ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -558,7 +558,7 @@ func (s *stage) hold(locks int, keep time.Duration) (figures, error) {
 	if err != nil {
 		return nil, err
 	}
-	held, err := s.spent(s)
+	held, err := s.spent(s.ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -569,18 +569,18 @@ func (s *stage) hold(locks int, keep time.Duration) (figures, error) {
 		f["redis"] = (held.dataset - before.dataset) / n
 	}
 	if keep > 0 {
-		if err := s.forgetSlow(s); err != nil {
+		if err := s.forgetSlow(s.ctx); err != nil {
 			return nil, err
 		}
 		if err := s.pause(keep); err != nil {
 			return nil, err
 		}
-		longest, err := s.longest(s)
+		longest, err := s.longest(s.ctx)
 		if err != nil {
 			return nil, err
 		}
 		f["longest-command"] = longest.Seconds()
-		kept, err := s.spent(s)
+		kept, err := s.spent(s.ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -616,7 +616,7 @@ func (s *stage) kill9() (figures, error) {
 	_ = ws[0].cmd.Process.Kill()
 	_ = ws[0].cmd.Wait() // none of its commands is under way anymore
 	asked := time.Now()
-	left, err := s.left(s, "invoice")
+	left, err := s.left(s.ctx, "invoice")
 	if err != nil {
 		return nil, err
 	}
