@@ -49,6 +49,7 @@ type slotMap struct {
 	alarm
 	client  *Client
 	rdb     redisserver.Slots   // nil where there are no slots
+	visitor redisserver.Visitor // reloads what rdb does, several times at once; nil if there is none
 	masters redisserver.Masters // nil where one node has all locks
 
 	stale atomic.Bool // whether fresh is set; written under mu
@@ -67,13 +68,8 @@ type slotMap struct {
 // movement is when commands of one lock met nodes that named other ones.
 type movement struct{ first, last time.Time }
 
-// masterVisitor is a redisserver.Slots that can reload several times at once.
-type masterVisitor interface {
-	ForEachMaster(context.Context, func(context.Context, *redis.Client) error) error
-}
-
 func newSlotMap(c *Client, of redisserver.Deployment) *slotMap {
-	return &slotMap{client: c, rdb: of.Slots, masters: of.Masters, running: map[int]time.Time{}, moved: map[string]movement{}}
+	return &slotMap{client: c, rdb: of.Slots, visitor: of.Visitor, masters: of.Masters, running: map[int]time.Time{}, moved: map[string]movement{}}
 }
 
 // moves notes that a command of a lock met a node that named another one, and reports whether that is passing, until
@@ -215,16 +211,16 @@ func (m *slotMap) run(number int) {
 	defer func() { m.client.outage.probeSoon(time.Now().Add(takes)) }()
 	defer m.ended(number)
 	defer m.client.recoverPanic("the Redis client, which was to read its Cluster's slots,")
-	if all, ok := m.rdb.(masterVisitor); ok {
+	if m.visitor != nil {
 		// Close does not end this: see the type. go-redis's own timeouts do.
 		ctx := context.WithoutCancel(m.client.base)
-		masters, err := mastersOf(ctx, all)
+		masters, err := mastersOf(ctx, m.visitor)
 		// A node that has lost its part in the Cluster names no master, and go-redis believes it.
 		for range reloadTries - 1 {
 			if err != nil || len(masters) > 0 || m.client.base.Err() != nil {
 				break
 			}
-			masters, err = mastersOf(ctx, all)
+			masters, err = mastersOf(ctx, m.visitor)
 		}
 		if err == nil {
 			m.client.inbox.mastersAre(masters)
@@ -236,7 +232,7 @@ func (m *slotMap) run(number int) {
 }
 
 // mastersOf has the map reloaded, and returns the addresses of the masters that it names.
-func mastersOf(ctx context.Context, all masterVisitor) (masters []string, err error) {
+func mastersOf(ctx context.Context, all redisserver.Visitor) (masters []string, err error) {
 	var mu sync.Mutex // the function is called in a goroutine for each master
 	err = all.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
 		mu.Lock()

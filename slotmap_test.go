@@ -51,6 +51,7 @@ func (r *reloads) since(began time.Time) (at []time.Duration) {
 func reloading(t *testing.T, r redisserver.Slots) *Client {
 	c := onStub(t, 0, 0)
 	c.slotMap.rdb = r
+	c.slotMap.visitor, _ = r.(redisserver.Visitor)
 	c.group.start(c.watchdog.run)
 	return c
 }
@@ -411,6 +412,9 @@ func TestSlotsAreThoseOfAClusterAlsoInsideAnotherType(t *testing.T) {
 		}
 		if got := client.slotMap.rdb != nil; got != c.want {
 			t.Errorf("%s: slots %v", what, got)
+		}
+		if got := client.slotMap.visitor != nil; got != c.want {
+			t.Errorf("%s: visitor %v", what, got)
 		}
 		if got := client.slotMap.masters != nil; got != c.want {
 			t.Errorf("%s: masters %v", what, got)

@@ -310,7 +310,8 @@ func OwnerOf(value string) (Identity, bool) {
 	return ParseCooldown(value)
 }
 
-// RequestOf returns the request with this id.
+// RequestOf returns the request with this id, for the tests of several packages, which choose their ids. It
+// returns an error if ParseID does.
 func RequestOf(id string) (Request, error) {
 	who, err := ParseID(id)
 	return Request{ID: id, Mode: who.Mode, TTL: who.TTL, Provisional: provisional(who.Proof, who.TTL)}, err

@@ -18,6 +18,7 @@ type Deployment struct {
 
 	Masters Masters       // finds the node that has a key; nil where one node has all, or that is not known
 	Slots   Slots         // the client's map of slots; nil where there are none
+	Visitor Visitor       // visits all masters; nil where one node has all, or that is not known
 	Own     *redis.Client // Rdb, if it is a client of one node and has go-redis's own type; else nil
 
 	// ReadTimeout is that of the client. It is less than 0 if -2 was set, because connections know no
@@ -45,8 +46,14 @@ type Masters interface {
 	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
 }
 
-// Slots is a *redis.ClusterClient, or a type that embeds one.
+// Slots is a *redis.ClusterClient, or a type that embeds one. It does one reload after another.
 type Slots interface{ ReloadState(context.Context) }
+
+// Visitor is a *redis.ClusterClient, or a type that embeds one. Each visit begins with a reload of the slots
+// of its own.
+type Visitor interface {
+	ForEachMaster(context.Context, func(context.Context, *redis.Client) error) error
+}
 
 // cloner is a *redis.Client, or a type that embeds one. The clones that it makes have neither its hooks
 // nor its Limiter, which would see many failures at once.
@@ -60,6 +67,7 @@ func DeploymentOf(rdb redis.UniversalClient) Deployment {
 	d := Deployment{Rdb: rdb}
 	d.Masters, _ = rdb.(Masters)
 	d.Slots, _ = rdb.(Slots)
+	d.Visitor, _ = rdb.(Visitor)
 	d.Own, _ = rdb.(*redis.Client)
 	switch c := rdb.(type) {
 	case interface{ Options() *redis.Options }:
