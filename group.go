@@ -12,8 +12,8 @@ import (
 // group is a set of goroutines with one owner, which waits for all of them. Unlike a
 // sync.WaitGroup, it can be closed, and the wait for it is bounded.
 type group struct {
-	mu   sync.Mutex
-	n    int
+	mu   sync.Mutex    // guards what follows
+	n    int           // goroutines that have not finished
 	done chan struct{} // made by close; closed when n is 0
 }
 

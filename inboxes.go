@@ -15,6 +15,7 @@ import (
 // decides what the client knows of them as a whole.
 type inboxes []*inbox
 
+// most reports whether is returns true for a majority.
 func (all inboxes) most(is func(*inbox) bool) bool {
 	n := 0
 	for _, in := range all {

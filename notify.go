@@ -19,6 +19,7 @@ import (
 )
 
 const (
+	// confirmWait is for how long the answer to SUBSCRIBE is waited for.
 	confirmWait = 2 * time.Second
 	// failsLong is how long attempts to subscribe fail before that is logged: longer than most
 	// restarts and failovers.

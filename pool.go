@@ -27,11 +27,13 @@ type poolCheck struct {
 }
 
 const (
+	// poolCheckEvery is the least time from the beginning of one look to that of the next.
 	poolCheckEvery = 2 * time.Second
 	// poolCheckGathers is for how long further keys are gathered. They stand for the masters of a Cluster,
 	// whose renewals have no answer at the same time.
 	poolCheckGathers = 100 * time.Millisecond
-	maxSilentKeys    = 64
+	// maxSilentKeys bounds the keys, and so how many masters are looked for at once.
+	maxSilentKeys = 64
 )
 
 // hadNoAnswer is called when a command about the key has had no answer in time, or a renewal none for a while.

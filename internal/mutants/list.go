@@ -170,7 +170,7 @@ var mutants = []mutant{
 	{"a cancel does not go on", "internal/redisserver/server.go", "	for len(again) > 0 {\n", "	for len(again) < 0 {\n", "GoesOnUntil"},
 	{"readers whose leases end together are passed over", "internal/redisserver/scripts/common.lua", "      for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], ends, ends)) do ids[#ids + 1] = id end\n", "", "EndTogether"},
 	{"readers are told by rank, though those told leave", "internal/redisserver/scripts/common.lua", "redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. int(math.max(after or 0, now)), '+inf', 'LIMIT', 0, 100)", "redis.call('ZRANGE', KEYS[3], (after or 0) > 0 and 100 or 0, (after or 0) > 0 and 199 or 99)", "AllReadersAreTold"},
-	{"the rest of the evicted is not told", "internal/redisserver/server.go", "for rest := evicted[notified:];", "for rest := evicted[notified:notified];", "ManyEvicted"},
+	{"the rest of the evicted is not told", "internal/redisserver/server.go", "for rest := e.owners[e.notified:];", "for rest := e.owners[e.notified:e.notified];", "ManyEvicted"},
 	{"what a later format remembers is not said to block", "internal/redisserver/scripts/common.lua", "blocker or newer_meta or redis.call", "blocker or redis.call", "LaterFormat|LaterVersionsMeta"},
 	{"a large foreign value is sent whole", "internal/redisserver/scripts/common.lua", "string.sub(blocker, 1, 300)", "blocker", "LargeForeignValue"},
 	{"a foreign value is cut to what may be an id", "internal/redisserver/scripts/common.lua", "string.sub(blocker, 1, 300)", "string.sub(blocker, 1, 256)", "LargeForeignValue"},

@@ -242,9 +242,9 @@ func (c *speaker) evict() []string {
 			args = append(args, "0", "")
 		}
 		val := c.run(step{what: "evict"}, "evict", names[:], args...)
-		var told int
-		_, told, _, owners, err = parseEviction(val)
-		if err == nil && told != len(owners) {
+		var e eviction
+		e, err = parseEviction(val)
+		if owners = e.owners; err == nil && e.notified != len(owners) {
 			c.s.t.Fatalf("version 1: evict: malformed %v", val)
 		}
 	}

@@ -90,7 +90,13 @@ func clientLacks(what string) string {
 	return "the Redis client is not set up for this server: " + what
 }
 
-const noNotifications = "it sends no notifications of maintenance; set Mode in MaintNotificationsConfig to ModeAuto or ModeDisabled"
+// What is missing, where servers say it in several ways.
+const (
+	noCommand       = "it does not know a command that the scripts call; use Redis 6.2 or later, or Valkey"
+	noEval          = "it runs no Lua scripts; use a server, or a proxy, that has EVAL and EVALSHA"
+	notSentinel     = "it is not a Sentinel; name the Sentinels' own addresses, or use redis.NewClient"
+	noNotifications = "it sends no notifications of maintenance; set Mode in MaintNotificationsConfig to ModeAuto or ModeDisabled"
+)
 
 // onlyNil reports whether the text of joined errors has only those of replies that are nil.
 func onlyNil(joined string) bool {
@@ -118,16 +124,15 @@ func lacking(err error) (text string, missing bool) {
 		{"not allowed from script", // also "... from scripts"
 			"it does not let scripts call a command that they need, such as TIME; use a server that does"},
 		{"unknown redis command called from", // a script, or "Lua script"; Valkey 8 does not say "redis"
-			"it does not know a command that the scripts call; use Redis 6.2 or later, or Valkey"},
-		{"unknown command called from",
-			"it does not know a command that the scripts call; use Redis 6.2 or later, or Valkey"},
+			noCommand},
+		{"unknown command called from", noCommand},
 		{"passed using the keys array", // a proxy that reads the scripts
 			"a proxy refuses how the scripts name their keys; disable its check of scripts, or connect to the servers themselves"},
 		{"could not find scripting engine", "it runs no Lua scripts; load the Lua engine that comes with the server"},
 		{"scripting support disabled", "its Lua scripts are disabled"}, // Garnet, which should not be used even if they are enabled
-		{"unknown command 'eval", "it runs no Lua scripts; use a server, or a proxy, that has EVAL and EVALSHA"},
-		{"unknown command `eval", "it runs no Lua scripts; use a server, or a proxy, that has EVAL and EVALSHA"},
-		{"unsupported command 'eval", "it runs no Lua scripts; use a server, or a proxy, that has EVAL and EVALSHA"},
+		{"unknown command 'eval", noEval},
+		{"unknown command `eval", noEval},
+		{"unsupported command 'eval", noEval},
 	} {
 		if strings.Contains(answer, l.mark) {
 			return serverLacks(l.what), true
@@ -137,8 +142,8 @@ func lacking(err error) (text string, missing bool) {
 		{"unauthenticated", // Redis refuses long commands before it asks for a password
 			"it requires a password; set Password in the client's options"},
 		{"cluster support disabled", "it is not part of a Cluster; use redis.NewClient"},
-		{"unknown command 'sentinel", "it is not a Sentinel; name the Sentinels' own addresses, or use redis.NewClient"},
-		{"unknown command `sentinel", "it is not a Sentinel; name the Sentinels' own addresses, or use redis.NewClient"},
+		{"unknown command 'sentinel", notSentinel},
+		{"unknown command `sentinel", notSentinel},
 		{"unknown subcommand 'maint_notifications'", noNotifications},
 		{"wrong number of arguments for 'maint_notifications'", noNotifications}, // before Redis 7
 		{"failed to enable maintnotifications: server does not support", noNotifications},
@@ -172,7 +177,7 @@ func classify(err error) *protocol.Failure {
 		FailureKind() protocol.FailureKind
 	}
 	// A node that names another one has carried out nothing.
-	again := errors.As(err, &answersAgain{}) || redis.HasErrorPrefix(err, "MOVED")
+	again := errors.As(err, new(answersAgain)) || redis.HasErrorPrefix(err, "MOVED")
 	switch {
 	case errors.As(err, &known): // from a quorum, which has classified the errors of its servers
 		return &protocol.Failure{Err: err, Kind: known.FailureKind()}

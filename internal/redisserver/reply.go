@@ -39,57 +39,22 @@ const (
 
 // parseAnswer parses granted_reply, waiting_reply, {NOT_OURS, 0, …} and release's {DONE, …};
 // see common.lua, release.lua and yield.lua.
-func parseAnswer(reply []any) (protocol.Answer, error) {
-	number := func(i int) int64 {
-		n, ok := reply[i].(int64)
-		if !ok {
-			return -1
-		}
-		return n
-	}
+func parseAnswer(reply longReply) (protocol.Answer, error) {
 	if len(reply) < 2 {
 		return protocol.Answer{}, malformed(reply)
 	}
 	if _, short := reply[0].(string); short {
 		return parseShort(reply)
 	}
-	switch code := number(0); {
-	case code <= codeRefused && !validToken(number(1)):
+	switch code := reply.number(0); {
+	case code <= codeRefused && !validToken(reply.number(1)):
 		return protocol.Answer{}, malformed(reply)
 	case code == codeGranted && len(reply) == grantedLength:
-		kept := number(6)
-		return protocol.Answer{
-			Outcome:    protocol.Granted,
-			Token:      uint64(number(1)),
-			Clock:      uint64(number(2)),
-			More:       number(3) == 1,
-			Handed:     int(number(4)),
-			Unfinished: number(5) == 1,
-			Kept:       kept >= keptToken,
-			Forgot:     kept == keptAnew,
-			Gone:       number(7) == 1,
-			Echo:       int(number(8)),
-		}, nil
-	case (code == codeQueued || code == codeRefused) && len(reply) == waitingLength:
-		outcome := protocol.Enqueued
-		if code == codeRefused {
-			outcome = protocol.Refused
-		}
-		blocker, _ := reply[5].(string)
-		return protocol.Answer{
-			Outcome:    outcome,
-			Token:      uint64(number(1)),
-			Clock:      uint64(number(2)),
-			Place:      int(number(3)),
-			Left:       protocol.Remaining(number(4)),
-			Blocker:    blocker,
-			NoNotify:   number(6) == 1,
-			Echo:       int(number(7)),
-			Handed:     int(number(8)),
-			Unfinished: number(9) == 1,
-			Told:       uint64(max(0, number(10))),
-			Gone:       number(11) == 1,
-		}, nil
+		return parseGranted(reply), nil
+	case code == codeQueued && len(reply) == waitingLength:
+		return parseWaiting(reply, protocol.Enqueued), nil
+	case code == codeRefused && len(reply) == waitingLength:
+		return parseWaiting(reply, protocol.Refused), nil
 	case code == codeNotOurs:
 		a := protocol.Answer{Outcome: protocol.NotOurs}
 		if len(reply) > 3 {
@@ -97,9 +62,55 @@ func parseAnswer(reply []any) (protocol.Answer, error) {
 		}
 		return a, nil
 	case code == codeDone:
-		return protocol.Answer{Outcome: protocol.Done, Handed: int(number(1)), Unfinished: len(reply) > 2 && number(2) == 1}, nil
+		return protocol.Answer{Outcome: protocol.Done, Handed: int(reply.number(1)), Unfinished: len(reply) > 2 && reply.number(2) == 1}, nil
 	}
 	return protocol.Answer{}, malformed(reply)
+}
+
+// longReply is a reply that begins with a code.
+type longReply []any
+
+// number returns the number at a place, or -1 if there is none.
+func (r longReply) number(i int) int64 {
+	n, ok := r[i].(int64)
+	if !ok {
+		return -1
+	}
+	return n
+}
+
+func parseGranted(r longReply) protocol.Answer {
+	kept := r.number(6)
+	return protocol.Answer{
+		Outcome:    protocol.Granted,
+		Token:      uint64(r.number(1)),
+		Clock:      uint64(r.number(2)),
+		More:       r.number(3) == 1,
+		Handed:     int(r.number(4)),
+		Unfinished: r.number(5) == 1,
+		Kept:       kept >= keptToken,
+		Forgot:     kept == keptAnew,
+		Gone:       r.number(7) == 1,
+		Echo:       int(r.number(8)),
+	}
+}
+
+func parseWaiting(r longReply, outcome protocol.Outcome) protocol.Answer {
+	blocker, _ := r[5].(string)
+	return protocol.Answer{
+		Outcome:    outcome,
+		Token:      uint64(r.number(1)),
+		Clock:      uint64(r.number(2)),
+		Place:      int(r.number(3)),
+		Left:       protocol.Remaining(r.number(4)),
+		Blocker:    blocker,
+		NoNotify:   r.number(6) == 1,
+		Echo:       int(r.number(7)),
+		Handed:     int(r.number(8)),
+		Unfinished: r.number(9) == 1,
+		Told:       uint64(max(0, r.number(10))),
+		Gone:       r.number(11) == 1,
+	}
 }
 
 // parseShort parses a shortcut's reply to a waiting request; see acquire_fast.lua.
@@ -152,24 +163,34 @@ func clockAndMark(time, mark any) (uint64, uint64) {
 // noKey is what PTTL returns of a key that does not exist.
 const noKey = -2
 
+// eviction is the reply of evict.lua.
+type eviction struct {
+	token      int64    // the lock's last token
+	owners     []string // the ids or values of the evicted
+	notified   int      // how many of them, from the first on, the script has notified
+	unfinished bool     // more waiters may enter: see common.lua
+}
+
 // parseEviction parses the reply of evict.lua.
-func parseEviction(reply any) (token int64, notified int, unfinished bool, evicted []string, err error) {
+func parseEviction(reply any) (eviction, error) {
 	all, _ := reply.([]any)
 	if len(all) != 4 {
-		return 0, 0, false, nil, malformed(reply)
+		return eviction{}, malformed(reply)
 	}
-	token, _ = all[0].(int64)
-	n, _ := all[1].(int64)
-	more, _ := all[2].(int64)
+	var e eviction
+	e.token, _ = all[0].(int64)
+	notified, _ := all[1].(int64)
+	unfinished, _ := all[2].(int64)
 	owners, _ := all[3].([]any)
 	for _, owner := range owners {
 		id, _ := owner.(string)
-		evicted = append(evicted, id)
+		e.owners = append(e.owners, id)
 	}
-	if n < 0 || n > int64(len(evicted)) {
-		return 0, 0, false, nil, malformed(reply)
+	if notified < 0 || notified > int64(len(e.owners)) {
+		return eviction{}, malformed(reply)
 	}
-	return token, int(n), more == 1, evicted, nil
+	e.notified, e.unfinished = int(notified), unfinished == 1
+	return e, nil
 }
 
 // validToken reports whether n can be a token, which is below 2^53, or 0: the floor of a

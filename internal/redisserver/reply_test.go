@@ -50,7 +50,7 @@ func TestAReplyThatNoScriptReturnsIsAnError(t *testing.T) {
 				t.Errorf("a cancel: %v is read as %+v", reply, c)
 			}
 		}
-		_, _, _, _, err := parseEviction(reply)
+		_, err := parseEviction(reply)
 		fails("an eviction", reply, err)
 		all, _ := reply.([]any)
 		_, err = parseSnapshot(all)
@@ -58,7 +58,7 @@ func TestAReplyThatNoScriptReturnsIsAnError(t *testing.T) {
 	}
 	for i, bad := range map[int][]any{1: {int64(-1), int64(2)}, 3: {nil, []any{}}} { // it cannot have notified so many
 		for _, v := range bad {
-			_, _, _, _, err := parseEviction(with(eviction, i, v))
+			_, err := parseEviction(with(eviction, i, v))
 			fails("an eviction", with(eviction, i, v), err)
 		}
 	}

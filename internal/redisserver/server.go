@@ -601,27 +601,27 @@ func (s *Server) evict(ctx context.Context, k *protocol.Keys, least any, value s
 		s.clearPool(ctx, node, false, "ping") // first, because an eviction without answer must not be repeated: it would evict the next owner
 	}
 	val, err := one.run(ctx, &EvictScript, k5[:], s.args.inboxes, least, value)
-	if readOnly(err) && errors.As(err, &answersAgain{}) { // a replica evicts nobody
+	if readOnly(err) && errors.As(err, new(answersAgain)) { // a replica evicts nobody
 		val, err = one.run(ctx, &EvictScript, k5[:], s.args.inboxes, least, value)
 	}
 	if err != nil {
 		return nil, err
 	}
-	token, notified, unfinished, evicted, err := parseEviction(val)
+	e, err := parseEviction(val)
 	if err != nil {
 		return nil, err
 	}
-	if unfinished { // any cancel grants the next; if it fails, the waiters' re-checks do
+	if e.unfinished { // any cancel grants the next; if it fails, the waiters' re-checks do
 		_ = s.Cancel(ctx, []protocol.CancelRequest{{ID: "nobody", Keys: k}})
 	}
-	for rest := evicted[notified:]; len(rest) > 0 && err == nil; {
+	for rest := e.owners[e.notified:]; len(rest) > 0 && err == nil; {
 		some := rest[:min(len(rest), notifiedAtOnce)]
 		rest = rest[len(some):]
 		s.sent.Add(int64(len(some)))
 		_, err = s.Rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for _, id := range some {
 				if who, err := protocol.ParseID(id); err == nil {
-					p.Publish(ctx, s.Inboxes+who.Client, fmt.Sprint(protocol.FormatTag, protocol.MessageRevoked, " ", token, " ", id, " ", k.Lock))
+					p.Publish(ctx, s.Inboxes+who.Client, fmt.Sprint(protocol.FormatTag, protocol.MessageRevoked, " ", e.token, " ", id, " ", k.Lock))
 				}
 			}
 			return nil
@@ -629,9 +629,9 @@ func (s *Server) evict(ctx context.Context, k *protocol.Keys, least any, value s
 	}
 	if err != nil && !redis.HasErrorPrefix(err, "NOPERM") { // without the right to publish, owners find out when they renew
 		err = fmt.Errorf("its owners were evicted, but not all could be notified: %w", ofNetwork(err))
-		return evicted, err
+		return e.owners, err
 	}
-	return evicted, nil
+	return e.owners, nil
 }
 
 // notifiedAtOnce is how many owners are notified in one round trip.
@@ -641,7 +641,7 @@ const notifiedAtOnce = 100
 func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
 	k5 := k.All()
 	val, err := s.alone().run(ctx, &InspectScript, k5[:], s.args.inboxes)
-	if errors.As(err, &answersAgain{}) {
+	if errors.As(err, new(answersAgain)) {
 		val, err = s.alone().run(ctx, &InspectScript, k5[:], s.args.inboxes)
 	}
 	if err != nil {
