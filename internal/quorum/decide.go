@@ -30,6 +30,7 @@ func (l *Lock) evaluate(op *Op, now time.Time, fx *Effects) {
 	}
 }
 
+// decide ends an op whose Answer, Canceled, Renewed or Err is set.
 func (l *Lock) decide(op *Op, now time.Time, fx *Effects) {
 	op.decided = true
 	for _, r := range []*request{op.req, op.next} {
@@ -54,8 +55,8 @@ func (op *Op) gives() bool {
 	return op.Err == nil && (op.Answer.Outcome == protocol.Granted || op.Answer.Outcome == protocol.Enqueued)
 }
 
-// lacksQuorum decides an op with an error: too few servers answered, or too few of them agreed.
-func (l *Lock) lacksQuorum(op *Op, now time.Time, fx *Effects) {
+// decideWithError decides an op that has no result: too few servers answered, or too few of them agreed.
+func (l *Lock) decideWithError(op *Op, now time.Time, fx *Effects) {
 	op.Err = l.noQuorum(op)
 	l.decide(op, now, fx)
 }
@@ -86,6 +87,7 @@ func (l *Lock) noQuorum(op *Op) *noQuorum {
 	return e
 }
 
+// count returns how many outcomes are one of which.
 func count(all []outcome, which ...outcome) int {
 	n := 0
 	for _, o := range all {
@@ -124,7 +126,7 @@ func (l *Lock) notGranted(op *Op, r *request, now time.Time, fx *Effects) {
 	held := op.held && r == op.req
 	switch {
 	case held && op.standing(now) >= l.cfg.need(): // the servers that did not answer may still have the lease
-		l.lacksQuorum(op, now, fx)
+		l.decideWithError(op, now, fx)
 	case held: // lost, although servers may have granted it again, so no release could tell
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued, Token: r.token}
 		l.describeWait(op, r, now)
@@ -139,7 +141,7 @@ func (l *Lock) notGranted(op *Op, r *request, now time.Time, fx *Effects) {
 		l.describeWait(op, r, now)
 		l.decide(op, now, fx)
 	case op.verb == protocol.Downgrade: // done, and not known to be: it is repeated
-		l.lacksQuorum(op, now, fx)
+		l.decideWithError(op, now, fx)
 	case op.cmd.Wait || op.verb != protocol.Acquire:
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
 		l.describeWait(op, r, now)
@@ -471,6 +473,7 @@ func (l *Lock) proves(op *Op, outcomes []outcome, now time.Time) bool {
 	return yes >= l.cfg.need()
 }
 
+// evaluateRelease decides a release: whether the request owned on a majority until it was given back there.
 func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {
 	yes, never := op.tally(op.outcomes, now)
 	op.proved = !op.req.doubted || l.proves(op, op.outcomes, now)
@@ -484,7 +487,7 @@ func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {
 	case open(op.outcomes) > 0:
 		return
 	default:
-		l.lacksQuorum(op, now, fx) // a cancel follows
+		l.decideWithError(op, now, fx) // a cancel follows
 		l.forgetLater(op.req, now)
 		return
 	}
@@ -516,7 +519,7 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 	case open(op.olds) > 0:
 		return
 	default:
-		l.lacksQuorum(op, now, fx)
+		l.decideWithError(op, now, fx)
 		l.forgetLater(op.req, now)
 		if op.verb == protocol.Downgrade {
 			l.forgetLater(op.next, now)
@@ -616,7 +619,7 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 		return
 	default:
 		op.Renewed = protocol.Unanswered
-		l.lacksQuorum(op, now, fx)
+		l.decideWithError(op, now, fx)
 		return
 	}
 	l.decide(op, now, fx)

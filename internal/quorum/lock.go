@@ -357,7 +357,7 @@ func (l *Lock) withdraw(r *request, i int) bool {
 		p.asking, p.unprompted = false, false
 		p.putOff(i)
 		if s.op != nil {
-			s.op.away(i, errBusy)
+			s.op.notSent(i, errBusy)
 		}
 		return true
 	})

@@ -1959,7 +1959,7 @@ func TestAServerIsNotAwayBecauseItsConnectionWasClosedHere(t *testing.T) {
 		{&net.OpError{Op: "dial", Err: net.ErrClosed}, true},
 	} {
 		owner := &Server{base: t.Context(), start: func(func()) bool { return true }}
-		m := &member{owner: owner}
+		m := &member{quorum: owner}
 		m.sending()
 		m.heardOf(redisserver.Classify(c.err), time.Now())
 		if m.isAway() != c.away {
@@ -1980,7 +1980,7 @@ func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 		var started []func()
 		nobody := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 		defer func() { _ = nobody.Close() }()
-		m := &member{owner: &Server{base: t.Context(), start: func(f func()) bool { started = append(started, f); return true }},
+		m := &member{quorum: &Server{base: t.Context(), start: func(f func()) bool { started = append(started, f); return true }},
 			srv: redisserver.NewMember(nobody, "", time.Minute)}
 		fails := func(goroutines int) {
 			t.Helper()
@@ -2007,7 +2007,7 @@ func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 func TestAServerThatHasAnsweredSinceIsNotAwayBecauseOneCommandHung(t *testing.T) {
 	for _, since := range []bool{false, true} {
 		checks := 0
-		m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { checks++; return true }}}
+		m := &member{quorum: &Server{base: t.Context(), start: func(func()) bool { checks++; return true }}}
 		sent := time.Now()
 		m.sending()
 		if since {
@@ -2075,7 +2075,7 @@ func TestAServerIsNotAwayBecauseAllActiveConnectionsAreInUse(t *testing.T) {
 			rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, ContextTimeoutEnabled: true})
 			defer func() { _ = rdb.Close() }()
 			rdb.AddHook(&outOfConnections{n})
-			m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { return true }}, srv: redisserver.NewMember(rdb, "", time.Minute)}
+			m := &member{quorum: &Server{base: t.Context(), start: func(func()) bool { return true }}, srv: redisserver.NewMember(rdb, "", time.Minute)}
 			m.check(false)
 			if m.isAway() != away {
 				t.Errorf("in use for %d commands: away %v", n, m.isAway())
@@ -2087,7 +2087,7 @@ func TestAServerIsNotAwayBecauseAllActiveConnectionsAreInUse(t *testing.T) {
 // What an operator reads about a server that is away is its last trouble, and not one before its last
 // answer.
 func TestATroubleIsOverWithTheNextAnswer(t *testing.T) {
-	m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { return true }}}
+	m := &member{quorum: &Server{base: t.Context(), start: func(func()) bool { return true }}}
 	m.sending()
 	m.heardOf(&protocol.Failure{Err: io.EOF, Kind: protocol.NoAnswer}, time.Now())
 	if m.whyAway() != io.EOF {
@@ -2103,7 +2103,7 @@ func TestATroubleIsOverWithTheNextAnswer(t *testing.T) {
 // A connection broke just after check. Later the server is silent, which is another matter.
 func TestAServerThatIsSilentIsNotAwayForAnEarlierTrouble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { return true }}, checked: time.Now()}
+		m := &member{quorum: &Server{base: t.Context(), start: func(func()) bool { return true }}, checked: time.Now()}
 		m.sending()
 		m.heardOf(&protocol.Failure{Err: io.EOF, Kind: protocol.NoAnswer}, time.Now())
 		time.Sleep(time.Minute)
@@ -2135,7 +2135,7 @@ func TestACommandOfAQuorumThatPanicsIsOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { return true }}, srv: redisserver.NewMember(rdb, "", time.Minute)}
+	m := &member{quorum: &Server{base: t.Context(), start: func(func()) bool { return true }}, srv: redisserver.NewMember(rdb, "", time.Minute)}
 	id := newStand(t, 3, time.Second).id
 	panics := func(what string, f func()) {
 		t.Helper()

@@ -21,7 +21,7 @@ func (r *request) counts(p *part, now time.Time) bool {
 // ended since, are a majority. The end of a quarantine makes parts count that may have ended long before. If
 // all servers are young, and all have granted, the set of servers is new, and they count.
 func (l *Lock) majority(r *request, oldest, now time.Time) bool {
-	n, all := 0, 0
+	n, young := 0, 0
 	for i := range r.parts {
 		p := &r.parts[i]
 		if p.state != owned || p.proved.Before(oldest) || !p.lasts(r, now) {
@@ -31,27 +31,27 @@ func (l *Lock) majority(r *request, oldest, now time.Time) bool {
 			n++
 		}
 		if now.Before(p.countsFrom) {
-			all++
+			young++
 		}
 	}
-	return n >= l.cfg.need() || all == l.cfg.N
+	return n >= l.cfg.need() || young == l.cfg.N
 }
 
 // announced reports whether, by messages and answers together, the request may own a majority, as in
 // majority, so that it is worth asking.
 func (l *Lock) announced(r *request, now time.Time) bool {
-	n, all := 0, 0
+	n, young := 0, 0
 	for i := range r.parts {
 		p := &r.parts[i]
 		switch {
 		case p.state != owned || p.asking || lockstate.Elapsed(p.proved, now) > r.who.TTL:
 		case now.Before(p.countsFrom):
-			all++
+			young++
 		default:
 			n++
 		}
 	}
-	return n >= l.cfg.need() || all == l.cfg.N
+	return n >= l.cfg.need() || young == l.cfg.N
 }
 
 // slack returns by how many µs a token may be ahead of the servers' clocks without being written

@@ -20,10 +20,10 @@ import (
 // the client; one that checks the server once after a connection broke, or the pool had none; and
 // a sweeper while strays are due. The client owns and awaits all of them, as it does the senders.
 type member struct {
-	srv   *redisserver.Server
-	owner *Server
-	place int // its index among the servers
-	inbox Inbox
+	srv    *redisserver.Server
+	quorum *Server
+	place  int // its index among the servers
+	inbox  Inbox
 
 	roundTrip protocol.RoundTrip
 	refuses   atomic.Bool // whether it refused the last request that was new
@@ -87,7 +87,7 @@ func (m *member) leaveLocked() {
 	}
 	m.away, m.left = true, time.Now()
 	m.quietLocked()
-	m.owner.start(m.probe)
+	m.quorum.start(m.probe)
 }
 
 // probe reports that the server is away, and sends it PINGs until it answers.
@@ -95,7 +95,7 @@ func (m *member) probe() {
 	m.mu.Lock()
 	left := m.left
 	m.mu.Unlock()
-	if m.owner.base.Err() != nil {
+	if m.quorum.base.Err() != nil {
 		return
 	}
 	m.reportAway()
@@ -103,8 +103,8 @@ func (m *member) probe() {
 }
 
 func (m *member) reportAway() {
-	answering, _ := m.owner.Answering()
-	m.owner.reports.Left(m.place, answering, m.whyAway())
+	answering, _ := m.quorum.Answering()
+	m.quorum.reports.Left(m.place, answering, m.whyAway())
 }
 
 // pingUntilAnswered is the rest of probe; pause precedes the first PING. If a hook of the Redis client
@@ -113,7 +113,7 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 	over := false
 	defer func() {
 		if !over {
-			m.owner.start(func() { m.pingUntilAnswered(min(2*pause, maxPing), left) })
+			m.quorum.start(func() { m.pingUntilAnswered(min(2*pause, maxPing), left) })
 		}
 	}()
 	stirred, reported := m.stirred, time.Now()
@@ -125,22 +125,22 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 		case <-stirred:
 			timer.Stop()
 			stirred = nil // messages from a server that does not answer cause one extra PING per pause
-		case <-m.owner.base.Done():
+		case <-m.quorum.base.Done():
 			timer.Stop()
 			over = true
 			return
 		}
-		m.srv.DropSilent(m.owner.base) // it may not be the server that is silent, but its connections
+		m.srv.DropSilent(m.quorum.base) // it may not be the server that is silent, but its connections
 		err := m.ping()
 		if err == nil {
 			over = true
-			answering, _ := m.owner.Answering()
-			m.owner.reports.Returned(m.place, answering+1, time.Since(left)) // before it can leave again
+			answering, _ := m.quorum.Answering()
+			m.quorum.reports.Returned(m.place, answering+1, time.Since(left)) // before it can leave again
 			m.mu.Lock()
 			m.away, m.heard, m.trouble = false, time.Now(), nil
 			m.mu.Unlock()
 			m.sweep()
-			m.owner.rejoin(m.place)
+			m.quorum.rejoin(m.place)
 			return
 		}
 		m.learn(err)
@@ -153,7 +153,7 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 
 // ping returns why the server does not answer, or nil if it does.
 func (m *member) ping() error {
-	ctx, cancel := context.WithTimeout(m.owner.base, pingTime)
+	ctx, cancel := context.WithTimeout(m.quorum.base, pingTime)
 	defer cancel()
 	err := m.srv.Ping(ctx)
 	if f := redisserver.Classify(err); f == nil || f.Lasts() || redisserver.IsServerReply(err) { // or the client is closed, which commands report
@@ -175,7 +175,7 @@ func (m *member) pingThrough() error {
 		}
 	}()
 	err := m.ping()
-	for tries := 0; m.owner.base.Err() == nil && (tries < maxBroken || alone && time.Since(began) < emptyingTime); tries++ {
+	for tries := 0; m.quorum.base.Err() == nil && (tries < maxBroken || alone && time.Since(began) < emptyingTime); tries++ {
 		inUse := redisserver.ConnectionsInUse(err)
 		if !inUse && !redisserver.ConnectionBroke(err) {
 			break
@@ -233,7 +233,7 @@ func (m *member) check(lost bool) {
 	}
 	m.mu.Lock()
 	switch {
-	case m.away || m.owner.base.Err() != nil:
+	case m.away || m.quorum.base.Err() != nil:
 	case err != nil:
 		m.learnLocked(err)
 		m.leaveLocked()
@@ -242,7 +242,7 @@ func (m *member) check(lost bool) {
 	}
 	m.mu.Unlock()
 	if err == nil && lost {
-		m.owner.rejoin(m.place)
+		m.quorum.rejoin(m.place)
 	}
 }
 
@@ -308,12 +308,12 @@ func (m *member) heardOf(fail *protocol.Failure, sent time.Time) {
 	m.learnLocked(fail.Err)
 	little = little || fail.Kind == protocol.NoAnswer && sent.Before(m.answered)
 	switch {
-	case m.owner.base.Err() != nil:
+	case m.quorum.base.Err() != nil:
 	case little && m.checking: // check will tell
 	case little && !m.away && time.Since(m.checked) < firstPing: // the server has just answered check
 	case little && !m.away:
 		m.checked = time.Now()
-		m.checking = m.owner.start(func() { m.check(!exhausted) })
+		m.checking = m.quorum.start(func() { m.check(!exhausted) })
 	default:
 		m.leaveLocked()
 	}
@@ -349,9 +349,9 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 		}
 		m.inbox.Published(res.Answer.Published(&cmd))
 		res.Fail = redisserver.Classify(err)
-		res.Young = m.owner.young(res.Answer.Clock, res.Answer.Mark)
+		res.Young = m.quorum.young(res.Answer.Clock, res.Answer.Mark)
 		if res.Answer.Mark != 0 {
-			res.VoteClock = res.Answer.Mark + uint64(m.owner.quarantine.Microseconds())
+			res.VoteClock = res.Answer.Mark + uint64(m.quorum.quarantine.Microseconds())
 		}
 		if res.Fail == nil {
 			m.reportYoung(res.Young)
@@ -362,7 +362,7 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 	case Cancel:
 		res.Canceled = m.srv.Cancel(ctx, []protocol.CancelRequest{s.Cancel})[0]
 		res.Fail = res.Canceled.Fail
-		res.Young = m.owner.young(res.Canceled.Clock, res.Canceled.Mark)
+		res.Young = m.quorum.young(res.Canceled.Clock, res.Canceled.Mark)
 	}
 	m.failed(res.Fail)
 	return res
@@ -388,8 +388,8 @@ func (m *member) failed(fail *protocol.Failure) {
 		return
 	}
 	m.inbox.RequireProbe(fail)
-	if fail.Kind == protocol.RefusedNow || fail.Kind == protocol.NeedsOperator || fail.Kind == protocol.ClientClosed && m.owner.base.Err() == nil {
-		m.owner.reports.Refused(m.place, fail.Err)
+	if fail.Kind == protocol.RefusedNow || fail.Kind == protocol.NeedsOperator || fail.Kind == protocol.ClientClosed && m.quorum.base.Err() == nil {
+		m.quorum.reports.Refused(m.place, fail.Err)
 	}
 }
 
@@ -397,7 +397,7 @@ func renewedAs(r *protocol.Renewal) Result {
 	return Result{Renewed: r.Outcome, Clock: r.Clock, Fail: redisserver.Classify(r.Err)}
 }
 
-// young returns for how long the grants of a server with this clock and mark do not count yet.
+// young returns for how long the grants of a server with this clock and mark, both in µs, do not count yet.
 func (s *Server) young(clock, mark uint64) time.Duration {
 	if mark == 0 || clock == 0 {
 		return 0
@@ -430,20 +430,20 @@ func (m *member) reportYoung(left time.Duration) {
 	now := time.Now()
 	end := now.Add(left)
 	// An answer that was late on its way looks like a later end. So a second restart within that time has no report.
-	late := min(protocol.CommandTimeout+time.Second, max(time.Second, m.owner.quarantine/2))
+	late := min(protocol.CommandTimeout+time.Second, max(time.Second, m.quorum.quarantine/2))
 	known := !end.After(m.young.Add(late)) // else the server has restarted again
 	if !known {
 		m.young = end
 	}
 	m.mu.Unlock()
 	if !known {
-		m.owner.reports.Young(m.place, left, m.owner.tooFewVote())
+		m.quorum.reports.Young(m.place, left, m.quorum.tooFewVote())
 	}
 }
 
 // renew sends renewals in one round trip.
 func (m *member) renew(sends []*Send) []Result {
-	ctx := m.owner.contextOf(sends[0].op)
+	ctx := m.quorum.contextOf(sends[0].op)
 	batch := make([]protocol.Renewal, len(sends))
 	for i, s := range sends {
 		batch[i] = s.Renew
@@ -469,7 +469,7 @@ func (m *member) renew(sends []*Send) []Result {
 
 // keepTokens extends the lifetime of the last tokens where that is due, and probes the inbox.
 func (m *member) keepTokens(sends []*Send, results []Result) {
-	ctx, cancel := context.WithTimeout(m.owner.base, protocol.CommandTimeout)
+	ctx, cancel := context.WithTimeout(m.quorum.base, protocol.CommandTimeout)
 	defer cancel()
 	var due []protocol.Renewal
 	for i, s := range sends {
@@ -503,11 +503,11 @@ func (m *member) stray(s Stray) {
 func (m *member) sweep() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.sweeping || m.away || m.owner.base.Err() != nil {
+	if m.sweeping || m.away || m.quorum.base.Err() != nil {
 		return
 	}
 	m.sweeping = true
-	if !m.owner.start(m.sweepDue) {
+	if !m.quorum.start(m.sweepDue) {
 		m.sweeping = false
 	}
 }
@@ -538,7 +538,7 @@ func (m *member) cancel(batch []*lockstate.Cancellation) {
 		requests[i] = protocol.CancelRequest{Keys: g.Owner.(*protocol.Keys), ID: g.ID, Last: g.Last}
 		results[i] = protocol.Canceled{Fail: panicked}
 	}
-	ctx, stop := context.WithTimeout(m.owner.base, protocol.CommandTimeout)
+	ctx, stop := context.WithTimeout(m.quorum.base, protocol.CommandTimeout)
 	defer stop()
 	m.sending()
 	sent := time.Now()

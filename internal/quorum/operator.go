@@ -13,7 +13,8 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// Inspect returns what the servers together know of the lock; see Merged.
+// Inspect returns what the servers together know of the lock; see Merged. It returns an error that matches
+// ErrNoQuorum if fewer than a majority answer.
 func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
 	seen, failed := each(ctx, s, isMost[protocol.Snapshot](s), func(ctx context.Context, _ int, srv *redisserver.Server) (protocol.Snapshot, error) {
 		return srv.Inspect(ctx, k)
@@ -26,7 +27,8 @@ func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapsh
 
 // Evict ends the ownership of the lock and notifies its owners. It returns on how many servers there was
 // one, as far as they have answered by then, or 0 if no script evicted anybody. The next owner's token is
-// above all that the evicted owner can have.
+// above all that the evicted owner can have. It returns an error that matches ErrNoQuorum if fewer than a
+// majority answer; the owner may be evicted on some of them all the same.
 //
 // If one client owns a majority, only that client is evicted: not one that owns a few other servers, and
 // not the next owner, which enters when the evicted one gives back its remaining grants (unless the evicted
@@ -114,16 +116,48 @@ func evictOwner(ctx context.Context, srv *redisserver.Server, k *protocol.Keys, 
 // a further protocol.CommandTimeout is over, after which only a blocking hook of the Redis client can keep
 // a call; ctx has ended.
 func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (results []T, failed []serverError) {
-	type reply struct {
-		i   int
-		val T
-		err error
-	}
 	if ctx.Err() != nil {
 		return nil, []serverError{{noServer, ctx.Err()}}
 	}
-	ch := make(chan reply, len(s.members))
-	n := 0
+	replies, n, failed := askAll(s, f)
+	timer := time.NewTimer(minPatience)
+	defer timer.Stop()
+	over := false
+	for got := 0; got < n && !(over && enough(results)); {
+		select {
+		case o := <-replies:
+			got++
+			if o.err != nil {
+				failed = append(failed, serverError{o.server, o.err})
+			} else {
+				results = append(results, o.val)
+			}
+		case <-timer.C:
+			if over {
+				return results, append(failed, serverError{noServer, errAway})
+			}
+			over = true
+			timer.Reset(protocol.CommandTimeout)
+		case <-ctx.Done():
+			return results, append(failed, serverError{noServer, ctx.Err()})
+		}
+	}
+	return results, failed
+}
+
+// reply is what a function returned for one server.
+type reply[T any] struct {
+	server int
+	val    T
+	err    error
+}
+
+// askAll starts calls of f for all servers except those that are away. It returns a channel that receives
+// the outcome of each call, how many calls there are, and why the other servers have none. The goroutines
+// are owned by the client, and waited for by Shutdown. The contexts of the calls, which are not the caller's,
+// end after protocol.CommandTimeout or with the client.
+func askAll[T any](s *Server, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (replies <-chan reply[T], n int, failed []serverError) {
+	ch := make(chan reply[T], len(s.members))
 	for i, m := range s.members {
 		if m.isAway() {
 			failed = append(failed, serverError{i, m.whyAway()})
@@ -134,7 +168,7 @@ func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(c
 			defer cancel()
 			m.sending()
 			sent := time.Now()
-			of, fail := reply{i: i, err: panicked.Err}, panicked
+			of, fail := reply[T]{server: i, err: panicked.Err}, panicked
 			defer func() { // even if a hook panics
 				m.heardOf(fail, sent)
 				ch <- of
@@ -150,29 +184,7 @@ func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(c
 			failed = append(failed, serverError{i, protocol.ErrClosed})
 		}
 	}
-	timer := time.NewTimer(minPatience)
-	defer timer.Stop()
-	over := false
-	for got := 0; got < n && !(over && enough(results)); {
-		select {
-		case o := <-ch:
-			got++
-			if o.err != nil {
-				failed = append(failed, serverError{o.i, o.err})
-			} else {
-				results = append(results, o.val)
-			}
-		case <-timer.C:
-			if over {
-				return results, append(failed, serverError{noServer, errAway})
-			}
-			over = true
-			timer.Reset(protocol.CommandTimeout)
-		case <-ctx.Done():
-			return results, append(failed, serverError{noServer, ctx.Err()})
-		}
-	}
-	return results, failed
+	return ch, n, failed
 }
 
 // isMost returns a function that reports whether there are results of a majority.

@@ -113,13 +113,15 @@ func (op *Op) settleOld(i int, o outcome) {
 // fail notes why a server did not answer.
 func (op *Op) fail(i int, f *protocol.Failure) { op.fails[i] = f }
 
-// away settles the op on a server to which nothing is sent, because it is away.
-func (op *Op) away(i int, err error) {
-	op.fail(i, &protocol.Failure{Err: err, Kind: protocol.NeverSent})
+// notSent settles the op on a server to which nothing is sent: it is away, or an earlier command has no
+// answer yet.
+func (op *Op) notSent(i int, why error) {
+	op.fail(i, &protocol.Failure{Err: why, Kind: protocol.NeverSent})
 	op.settle(i, outcomeFailed)
 	op.settleOld(i, outcomeFailed)
 }
 
+// whyAway returns why a server is away.
 func (l *Lock) whyAway(server int) error {
 	if l.cfg.Why == nil {
 		return errAway
@@ -193,7 +195,7 @@ func (l *Lock) lasts(r *request, now time.Time) bool {
 // ask sends an acquire for a part.
 func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 	if l.cfg.Away(i) {
-		op.away(i, l.whyAway(i))
+		op.notSent(i, l.whyAway(i))
 		return
 	}
 	p := l.identify(r, i, fx)
@@ -202,7 +204,7 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 		return
 	}
 	if p.asking {
-		op.away(i, errBusy)
+		op.notSent(i, errBusy)
 		return
 	}
 	if p.state == absent {
@@ -231,7 +233,7 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 	case p.id == "" || !p.lostAndAsked() && (p.ended && !p.unasked() || p.state == absent && !p.asking && !p.unasked()):
 		op.settle(i, outcomeSkipped)
 	case l.cfg.Away(i):
-		op.away(i, l.whyAway(i))
+		op.notSent(i, l.whyAway(i))
 	case p.lostAndAsked():
 		l.awaitLost(op, i, fx)
 	case p.state == owned || p.unasked():
@@ -298,11 +300,11 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 	r := op.req
 	p, q := &r.parts[i], &op.next.parts[i]
 	if l.cfg.Away(i) {
-		op.away(i, l.whyAway(i))
+		op.notSent(i, l.whyAway(i))
 		return
 	}
 	if op.verb == protocol.Downgrade && p.state == ending && !p.ended { // the answer to the first try, or to a cancel, will tell
-		op.away(i, errBusy)
+		op.notSent(i, errBusy)
 		return
 	}
 	again := op.verb == protocol.Downgrade && p.state == asked && p.known != 0 && !p.ended && !p.asking // the first try had no answer
@@ -365,16 +367,16 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 		case p.restarted && p.ended, r.writerRestarted(i):
 			op.settle(i, outcomeRestarted)
 		case l.cfg.Away(i) && r.awaitsWriter(i):
-			op.away(i, l.whyAway(i))
+			op.notSent(i, l.whyAway(i))
 		case r.awaitsWriter(i):
 			if r.downgradeOf.parts[i].state != ending {
 				l.cancel(nil, r.downgradeOf, i, nil, 0, fx) // an earlier one had no answer, or was never sent
 			}
-			op.away(i, errBusy) // the answer will tell
+			op.notSent(i, errBusy) // the answer will tell
 		case p.id == "" || p.ended:
 			op.settle(i, outcomeNo)
 		case l.cfg.Away(i):
-			op.away(i, l.whyAway(i))
+			op.notSent(i, l.whyAway(i))
 		default:
 			l.cancel(op, r, i, g.Link, g.Cooldown, fx)
 		}
@@ -422,7 +424,7 @@ func (l *Lock) Renew(b *protocol.Renewal, now time.Time, fx *Effects) *Op {
 		case p.state == ending:
 			op.settle(i, outcomeSkipped)
 		case l.cfg.Away(i):
-			op.away(i, l.whyAway(i))
+			op.notSent(i, l.whyAway(i))
 		case p.state == owned:
 			s := &Send{Server: i, Kind: Renew, req: r, op: op}
 			s.Cmd.ID = p.id

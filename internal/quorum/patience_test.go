@@ -27,7 +27,7 @@ func TestADecisionWaitsForTheMostDistantServerThatOwesAnAnswer(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &Server{base: t.Context(), start: func(func()) bool { return true }}
 			for _, trip := range c.trips {
-				m := &member{owner: s}
+				m := &member{quorum: s}
 				if trip > 0 {
 					m.roundTrip.Took(trip)
 				}

@@ -18,7 +18,7 @@ func (l *Lock) askLater(op *Op, r *request, i int, now time.Time, fx *Effects) {
 		l.lookAt(r, i, now, fx)
 	case op.decided:
 	case p.state == ending:
-		op.away(i, errBusy)
+		op.notSent(i, errBusy)
 		l.evaluate(op, now, fx)
 	default:
 		l.ask(op, r, i, fx)
@@ -59,6 +59,7 @@ func (r *request) isWaiting() bool {
 	return r.op.verb == protocol.Acquire && r.op.cmd.Wait || r.op.verb == protocol.Yield && r.op.next == r
 }
 
+// lookAt asks a server for a request again, unless it is being asked.
 func (l *Lock) lookAt(r *request, i int, now time.Time, fx *Effects) {
 	p := &r.parts[i]
 	if !p.asking {
@@ -78,7 +79,7 @@ func (l *Lock) look(r *request, now time.Time) *Op {
 // putOff drops the op that was to ask the part's server later; it is decided without this server.
 func (p *part) putOff(i int) {
 	if p.askNext != nil {
-		p.askNext.away(i, errBusy)
+		p.askNext.notSent(i, errBusy)
 		p.askNext = nil
 	}
 }

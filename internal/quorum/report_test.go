@@ -176,7 +176,7 @@ func TestALateAnswerIsNoSecondLossOfData(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reports := 0
 		s := &Server{quarantine: time.Minute, reports: Reports{Young: func(int, time.Duration, bool) { reports++ }}}
-		m := &member{owner: s}
+		m := &member{quorum: s}
 		s.members = []*member{m}
 		for _, c := range []struct{ after, left time.Duration }{
 			{0, time.Minute},

@@ -69,7 +69,7 @@ func New(o Options) *Server {
 	s := &Server{quarantine: o.Quarantine, base: o.Base, start: o.Start, deliver: o.Deliver, reports: o.Reports,
 		deadlines: redisserver.Deadlines{Base: o.Base}, locks: map[string]*handle{}, sends: make(chan *Send), clock: serversClock{began: time.Now()}}
 	for i, srv := range o.Members {
-		s.members = append(s.members, &member{srv: srv, owner: s, place: i, inbox: o.Inboxes[i], stirred: make(chan struct{}, 1)})
+		s.members = append(s.members, &member{srv: srv, quorum: s, place: i, inbox: o.Inboxes[i], stirred: make(chan struct{}, 1)})
 	}
 	s.cfg = Config{
 		N: len(s.members),
