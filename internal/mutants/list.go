@@ -1034,6 +1034,7 @@ var mutants = []mutant{
 	{"a quorum: a cancel that panicked is not tried again", "internal/quorum/member.go", "		if results[0].Fail == panicked {\n			m.restLocked()\n		}\n", "", "ThatPanicsIsOver"},
 	{"a quorum: a server whose connection broke is not asked for what waits there", "internal/quorum/member.go", "	if err == nil && lost {\n		m.quorum.rejoin(m.place)\n	}\n", "", "WhoseConnectionBroke"},
 	{"a quorum: a request waits for an earlier one of its client", "internal/quorum/decide.go", "i >= 0 && r.isOurs(p.blocker) {", "i < 0 && r.isOurs(p.blocker) {", "TestARequestIsNotSaid"},
+	{"a quorum: an old timer forgets a lock that is in use again", "internal/quorum/server.go", "		if s.locks[h.keys.Lock] == h { // else", "		if true { // else", "ForgottenBefore"},
 	{"a quorum: a server that sends messages is asked late whether it answers", "internal/quorum/server.go", "	s.endLocked(h, &fx)\n	s.members[server].stirs()\n", "	s.endLocked(h, &fx)\n", "TestAServerOfAQuorumThatSends"},
 	{"a quorum: an error says that too few servers answered where enough did", "internal/quorum/errors.go", "	case e.answered < e.need:", "	case true:", "NothingCouldBeDecided"},
 	{"a quorum: a server's return is not told", "internal/quorum/member.go", "			m.quorum.reports.Returned(m.place, answering+1, time.Since(left)) // before it can leave again\n", "			_, _ = answering, left\n", "TestAQuorumTells"},
