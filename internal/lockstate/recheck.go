@@ -70,6 +70,9 @@ func (l *Lock) enqueued(a protocol.Answer, sentAt, now time.Time) {
 	}
 	g.told, g.place, g.hastened = a.Told, a.Place, l.pending.stale
 	g.recheckAt = l.instant(now).add(pause)
+	if a.Left >= 0 {
+		g.recheckAt = min(g.recheckAt, l.afterExpiry(a, sentAt))
+	}
 	if g.endsAt > l.instant(sentAt) { // the answer may be older than the message, and than the end
 		g.recheckAt, g.fullAt = min(g.recheckAt, g.endsAt), min(g.fullAt, g.endsAt)
 	}
@@ -104,9 +107,6 @@ func (l *Lock) pauseAfter(a protocol.Answer, polls, hastened bool) time.Duration
 	if a.Place >= farBehind && !polls {
 		pause = together(pause, a.Clock)
 	}
-	if a.Left >= 0 {
-		pause = min(pause, afterExpiry(a))
-	}
 	return pause
 }
 
@@ -116,14 +116,16 @@ func (l *Lock) briefUntil(a protocol.Answer, polls bool, sentAt, now time.Time) 
 	g := &l.grant
 	quick := now.Sub(sentAt) <= g.req.TTL/slowAnswer
 	if a.Place > 0 && a.Place < farBehind && a.Left >= 0 && !polls && !a.NoNotify && quick && g.behindWriter(a.Blocker) {
-		return l.instant(now).add(min(afterExpiry(a), g.req.TTL/2, maxBrief))
+		return min(l.afterExpiry(a, sentAt), l.instant(now).add(min(g.req.TTL/2, maxBrief)))
 	}
 	return 0
 }
 
-// afterExpiry returns how long after the answer a the request asks again because the owner's lease is over.
-func afterExpiry(a protocol.Answer) time.Duration {
-	return a.Left + AfterExpiry + time.Duration(a.Place)*perPlace
+// afterExpiry returns when the request asks again because the lease of the owner that the answer a names is
+// over, unless it was renewed. It is over that long after the server was asked, which was not before sentAt; if
+// the answer was late, it may be over already.
+func (l *Lock) afterExpiry(a protocol.Answer, sentAt time.Time) Instant {
+	return l.instant(sentAt).add(a.Left + AfterExpiry + time.Duration(a.Place)*perPlace)
 }
 
 // stillWaits handles the answer to a brief re-check, which says that the request has waited ever since its

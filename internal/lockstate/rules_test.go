@@ -75,6 +75,23 @@ func TestRule3AWaiterLooksAgainWhenTheOwnersTTLEndsTheLaterTheFurtherBehind(t *t
 	}
 }
 
+func TestRule3TheOwnersTTLRunsWhileTheAnswerIsOnItsWay(t *testing.T) {
+	for _, late := range []time.Duration{400 * time.Millisecond, 2 * time.Second} { // before and after the owner's expiry
+		h := drive(t)
+		h.enter(writer())
+		a := h.queue()
+		a.Left = time.Second
+		h.pass(late)
+		h.answer(a)
+		if early := a.Left + AfterExpiry - late; early > 0 {
+			h.pass(early - 1)
+			h.sendsNothing()
+			h.pass(1)
+		}
+		h.sends(protocol.Acquire)
+	}
+}
+
 func TestRule3AMessageThatTheOwnersLeaseEndsIsHeededByTheRequestItNamesOnly(t *testing.T) {
 	h, req := queueing(t, writer())
 	another := h.NewRequest(protocol.Exclusive, handTTL, false, protocol.Origin{}).ID

@@ -81,7 +81,7 @@ type Answer struct {
 	More     bool          // granted: others wait
 	Brief    bool          // enqueued: a brief re-check says that the request has waited ever since its last answer, and nothing more but Echo
 	Place    int           // enqueued, refused: how many requests are ahead
-	Left     time.Duration // enqueued, refused: remaining TTL of the owner, or Endless or Ownerless
+	Left     time.Duration // enqueued, refused: remaining TTL of the owner when Redis was asked, or Endless or Ownerless
 	Blocker  string        // enqueued, refused: the owner, or the head of the queue if there is none
 	Split    bool          // refused by a quorum: no writer is known to own a majority of the servers, several may have asked at once
 	NoNotify bool          // enqueued, refused: the blocker does not notify waiters when it releases

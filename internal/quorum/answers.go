@@ -222,10 +222,10 @@ func (p *part) placed(s *Send, res *Result, had bool, now time.Time) outcome {
 			o = p.displaced(s, res, now)
 		}
 		if a.Outcome == protocol.Enqueued {
-			p.enqueued(a, s.Cmd.At, now)
+			p.enqueued(a, s.Cmd.At)
 		} else { // the part was never queued there, or no longer is
 			p.state, p.refused, p.ended = absent, true, true
-			p.blockedBy(a, now)
+			p.blockedBy(a, s.Cmd.At)
 		}
 		return o
 	}
@@ -321,17 +321,17 @@ func (r *request) own(p *part, a *protocol.Answer, sentAt, now time.Time, inQuar
 }
 
 // enqueued notes that the part waits in its server's queue, after a command that was sent at sentAt.
-func (p *part) enqueued(a *protocol.Answer, sentAt, now time.Time) {
+func (p *part) enqueued(a *protocol.Answer, sentAt time.Time) {
 	p.state, p.ended, p.proved, p.floor, p.token, p.known = queued, false, sentAt, a.Floor(), 0, 0
 	p.told = a.Told
-	p.blockedBy(a, now)
+	p.blockedBy(a, sentAt)
 }
 
-func (p *part) blockedBy(a *protocol.Answer, now time.Time) {
+func (p *part) blockedBy(a *protocol.Answer, sentAt time.Time) {
 	p.blocker, p.place, p.noNotify = a.Blocker, a.Place, a.NoNotify
 	p.endless, p.left = a.Left == protocol.Endless, time.Time{}
 	if a.Left >= 0 {
-		p.left = now.Add(a.Left)
+		p.left = sentAt.Add(a.Left)
 	}
 }
 
@@ -489,7 +489,7 @@ func (s *Send) movedTo(q *part, old outcome, res *Result, now time.Time) outcome
 		return outcomeYes
 	case q.state == ending:
 	case q.state != owned || a.Token >= q.token:
-		q.enqueued(a, s.Cmd.At, now)
+		q.enqueued(a, s.Cmd.At)
 	}
 	return outcomeNo
 }

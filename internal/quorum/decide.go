@@ -129,7 +129,7 @@ func (l *Lock) notGranted(op *Op, r *request, now time.Time, fx *Effects) {
 		l.decideWithError(op, now, fx)
 	case held: // lost, although servers may have granted it again, so no release could tell
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued, Token: r.token}
-		l.describeWait(op, r, now)
+		l.describeWait(op, r)
 		r.token, r.unbroken, r.basis = 0, false, op.at
 		for i := range r.parts {
 			p := &r.parts[i]
@@ -138,19 +138,19 @@ func (l *Lock) notGranted(op *Op, r *request, now time.Time, fx *Effects) {
 		l.decide(op, now, fx)
 	case r.token != 0: // a message announced the grant first
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
-		l.describeWait(op, r, now)
+		l.describeWait(op, r)
 		l.decide(op, now, fx)
 	case op.verb == protocol.Downgrade: // done, and not known to be: it is repeated
 		l.decideWithError(op, now, fx)
 	case op.cmd.Wait || op.verb != protocol.Acquire:
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
-		l.describeWait(op, r, now)
+		l.describeWait(op, r)
 		r.basis = op.at
 		l.decide(op, now, fx)
 		l.plan(r, now)
 	default:
 		op.Answer = protocol.Answer{Outcome: protocol.Refused, Split: l.isSplit(r)}
-		l.describeWait(op, r, now)
+		l.describeWait(op, r)
 		l.decide(op, now, fx)
 		l.retreat(r, fx)
 		l.drop(r, now, fx)
@@ -349,7 +349,7 @@ func (l *Lock) retreat(r *request, fx *Effects) {
 
 // describeWait adds to the answer of op what r waits for: the blocker on the server that is expected to
 // complete its majority. What a server that has not answered said before is old, and does not count.
-func (l *Lock) describeWait(op *Op, r *request, now time.Time) {
+func (l *Lock) describeWait(op *Op, r *request) {
 	a := &op.Answer
 	lacking := l.cfg.need()
 	var in []*part
@@ -387,7 +387,7 @@ func (l *Lock) describeWait(op *Op, r *request, now time.Time) {
 	case p.left.IsZero():
 		a.Left = protocol.Ownerless
 	default:
-		a.Left = max(0, p.left.Sub(now))
+		a.Left = max(0, p.left.Sub(op.at))
 	}
 	a.Echo = protocol.NoEcho
 	for _, each := range in {

@@ -54,6 +54,18 @@ func TestHowLongToWaitDoesNotDependOnWhatASilentServerSaidBefore(t *testing.T) {
 	}
 }
 
+func TestTheOwnersTTLRunsWhileTheAnswersAreOnTheirWay(t *testing.T) {
+	s := newStand(t, 3, 10*time.Second)
+	op := s.acquire()
+	for _, send := range s.fx.Sends {
+		s.now = s.now.Add(100 * time.Millisecond)
+		s.answer(send, behindOther(8*time.Second, 0))
+	}
+	if a := op.Answer; !op.Decided() || op.Err != nil || a.Left != 8*time.Second { // from when they were asked
+		t.Errorf("answered %+v, %v", a, op.Err)
+	}
+}
+
 func TestAYieldSaysWhichReadersWereNotNotified(t *testing.T) {
 	s := newStand(t, 3, 10*time.Second)
 	s.own(true, true, true)
