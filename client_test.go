@@ -227,6 +227,9 @@ func TestAPolicyThatIsMissingLaterIsLoggedAndReplaced(t *testing.T) {
 		if n := out.count(slog.LevelError, "factory returned nil"); n != 1 {
 			t.Errorf("logged %d times: %q", n, out.messages())
 		}
+		if n := out.count(slog.LevelError, "panicked"); n != 0 {
+			t.Errorf("nothing has replaced it: %q", out.messages())
+		}
 	})
 }
 

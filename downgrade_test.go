@@ -315,6 +315,9 @@ func TestADowngradeGoesOnWhenItsContextHasEnded(t *testing.T) {
 		if want := `leased: downgrade of lock "x" not confirmed; still trying, and the lease goes on: `; !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("it says %q, want %q first", err, want)
 		}
+		if want := "(last Redis error: " + s.saying(errCut.Error()) + ")"; !strings.HasSuffix(err.Error(), want) || !errors.Is(err, errCut) {
+			t.Errorf("it says %q, want %q last", err, want)
+		}
 		if o := inspect(t, look, "x").Owners; len(o) != 1 || o[0].Shared || l.Context().Err() != nil {
 			t.Errorf("owners: %+v, %v", o, context.Cause(l.Context()))
 		}

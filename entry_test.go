@@ -255,6 +255,25 @@ func (q *queueing) Do(context.Context, *protocol.Keys, *protocol.Command) (proto
 	return protocol.Answer{Outcome: protocol.Enqueued, Token: stubFloor, Clock: uint64(time.Now().UnixMicro()), Left: time.Minute, Echo: int(q.receivers.Load())}, nil
 }
 
+// A caller can come after the step that found the lock idle. If the lock were removed then, the next caller
+// would find another one of that name, and two would be inside.
+func TestALockThatACallerHasEnteredInTheMeantimeIsNotRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := onStub(t, 0, 0)
+		l, err := c.Mutex("x").LockContext(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.retire(l.entry)
+		if c.lookup(l.entry.keys.Lock) != l.entry {
+			t.Error("it was removed")
+		}
+		if err := l.Unlock(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // The finalizer is the last to look at the lock until its lease expires.
 func TestALockWhoseLeaseWasCollectedRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

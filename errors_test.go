@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -496,6 +497,13 @@ func TestTheEndByCloseOfALeasesContextIsErrClosed(t *testing.T) {
 		closed := make(chan error, 1)
 		go func() { closed <- c.Close() }()
 		<-work.Done()
+		for call, check := range map[string]func(context.Context) error{"Check": l.Check, "Downgrade": l.Downgrade} {
+			mine, end := context.WithCancel(background)
+			end()
+			if err := check(mine); !errors.Is(err, context.Canceled) || errors.Is(err, leased.ErrClosed) {
+				t.Errorf("%s under a context that the user has ended: %v", call, err)
+			}
+		}
 		for what, ctx := range map[string]context.Context{"Context": l.Context(), "With": work} {
 			for call, err := range map[string]error{
 				"Check": l.Check(ctx), "Downgrade": l.Downgrade(ctx), "LockContext": lockError(c, ctx), "ForceUnlock": forceUnlock(ctx, c, "z"),
@@ -700,6 +708,9 @@ func TestACauseOfTheUsersIsFoundBehindErrorsOfContexts(t *testing.T) {
 		isAll(t, err, context.Canceled, mine, first)
 		if of := new(stageError); !errors.As(err, &of) || of != first {
 			t.Errorf("not found: %v", err)
+		}
+		if of := new(net.OpError); errors.As(err, &of) {
+			t.Errorf("it has an error in it that the cause has not: %v", of)
 		}
 		if errors.Is(err, leased.ErrLocked) {
 			t.Errorf("it matches another call's error: %v", err)

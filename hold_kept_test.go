@@ -3,6 +3,7 @@ package leased
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync"
@@ -91,15 +92,15 @@ func TestCallsOfAKeptLockAreCountedAndUnlockOfNoCallPanics(t *testing.T) {
 		for what, unlock := range map[string]func(){"Unlock": rw.Unlock, "RUnlock": rw.RUnlock} {
 			func() {
 				defer func() {
-					if recover() == nil {
-						t.Errorf("%s of no call does not panic", what)
+					if err, ok := recover().(error); !ok || !errors.Is(err, ErrNotLocked) {
+						t.Errorf("%s of no call panics with %v", what, err)
 					}
 				}()
 				unlock()
 			}()
 		}
-		if err := rw.UnlockContext(context.Background()); err == nil {
-			t.Error("UnlockContext of no call returns nil")
+		if err := rw.UnlockContext(context.Background()); !errors.Is(err, ErrNotLocked) {
+			t.Errorf("UnlockContext of no call returns %v", err)
 		}
 		rw.Lock()
 		if rw.TryLock() || rw.TryRLock() {

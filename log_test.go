@@ -49,23 +49,28 @@ func TestWithoutLockNamesLogsOfAnUnconfirmedReleaseDoNotNameTheLock(t *testing.T
 }
 
 func TestWithoutLockNamesLogsOfAHookThatPanicsDoNotSayWhatWith(t *testing.T) {
-	inVirtualTime(t, func(t *testing.T, s place) {
-		var text bytes.Buffer
-		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-		hook := &carelessHook{}
-		s.hook(rdb, hook)
-		c := clientOn(t, s, rdb, leased.WithoutLockNamesInLogs(), leased.WithLogger(slog.New(slog.NewTextHandler(&text, nil))))
-		l := lock(t, c.Mutex("secret-lock"))
-		hook.do = func(cmd redis.Cmder) error { panic(fmt.Sprint("no rule for ", cmd)) }
-		hook.on.Store(true)
-		time.Sleep(11 * time.Second) // a renewal
-		hook.on.Store(false)
-		unlock(t, l)
-		synctest.Wait()
-		if !strings.Contains(text.String(), "a value of type string") || strings.Contains(text.String(), "secret") {
-			t.Errorf("logged %q", text.String())
-		}
-	})
+	for logged, opts := range map[string][]leased.Option{
+		"a value of type string": {leased.WithoutLockNamesInLogs()},
+		"no rule for":            nil,
+	} {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			var text bytes.Buffer
+			rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+			hook := &carelessHook{}
+			s.hook(rdb, hook)
+			c := clientOn(t, s, rdb, append(opts, leased.WithLogger(slog.New(slog.NewTextHandler(&text, nil))))...)
+			l := lock(t, c.Mutex("secret-lock"))
+			hook.do = func(cmd redis.Cmder) error { panic(fmt.Sprint("no rule for ", cmd)) }
+			hook.on.Store(true)
+			time.Sleep(11 * time.Second) // a renewal
+			hook.on.Store(false)
+			unlock(t, l)
+			synctest.Wait()
+			if !strings.Contains(text.String(), logged) || strings.Contains(text.String(), "secret") != (opts == nil) {
+				t.Errorf("logged %q, want %s", text.String(), logged)
+			}
+		})
+	}
 }
 
 // carelessHook does what it likes instead of each command that has a script or is one of several.
@@ -355,6 +360,9 @@ func TestTheEndOfAnOutageIsLogged(t *testing.T) {
 		}
 		if strings.Contains(text.String(), cannotSubscribe) {
 			t.Errorf("no command worked either, and logged was\n%s", text.String())
+		}
+		if strings.Contains(text.String(), "let this client subscribe") {
+			t.Errorf("a server that is loading forbids nothing, and logged was\n%s", text.String())
 		}
 	})
 }

@@ -884,8 +884,11 @@ func TestALabelFunctionIsCalledOnceForAHandleAndMayPanic(t *testing.T) {
 		c = newClient(t, s, leased.WithMeterProvider(m), leased.WithLogger(slog.New(slog.NewTextHandler(&log, nil))),
 			leased.WithLockLabelInMetrics(func(name string) string {
 				calls = append(calls, name)
-				if name == "bad" {
+				switch name {
+				case "bad":
 					panic("no label")
+				case "plain":
+					return ""
 				}
 				if c != nil && name == "x" {
 					lock(t, c.Mutex("inner")).Unlock() // nothing is locked meanwhile
@@ -904,8 +907,9 @@ func TestALabelFunctionIsCalledOnceForAHandleAndMayPanic(t *testing.T) {
 			t.Errorf("called for %v", calls)
 		}
 		unlock(t, lock(t, c.Mutex("bad")))
+		unlock(t, lock(t, c.Mutex("plain")))
 		synctest.Wait()
-		if n := times(t, m.collect(t)["leased.hold.duration"], "leased.mode", "exclusive", "leased.hold.outcome", "released").Count; n != 1 {
+		if n := times(t, m.collect(t)["leased.hold.duration"], "leased.mode", "exclusive", "leased.hold.outcome", "released").Count; n != 2 {
 			t.Errorf("%d holds without label", n)
 		}
 		if !strings.Contains(log.String(), "WithLockLabelInMetrics panicked") {

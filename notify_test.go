@@ -63,6 +63,27 @@ func TestVirtualWhereSubscribingIsRefusedWaitersPollAndThatIsLoggedOnce(t *testi
 	})
 }
 
+// An operator who has allowed it must not take the next refusal for an old line, which is not repeated for a while.
+func TestVirtualEachTimeThatSubscribingIsForbiddenIsLogged(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logs
+		c, wire := onLine(t, s, out.option())
+		warm(t, s, c)
+		const denied = "let this client subscribe"
+		for n := range 3 {
+			if got := out.count(slog.LevelWarn, denied); got != n*s.servers() {
+				t.Errorf("forbidden %d times, logged %d times: %q", n, got, out.messages())
+			}
+			s.Mini.SetError("NOPERM this user has no permissions to access one of the channels used as arguments")
+			wire.cut()
+			wire.mend()
+			time.Sleep(2 * time.Second)
+			s.Mini.SetError("")
+			time.Sleep(10 * time.Second)
+		}
+	})
+}
+
 // entersByPolling has c wait, again and again, for a lock that other releases after 300 ms.
 func entersByPolling(t *testing.T, c, other *leased.Client) {
 	t.Helper()

@@ -280,6 +280,8 @@ func TestVirtualAProbeThatIsAskedForBeforeAFailureIsNotedComesSoon(t *testing.T)
 		o.fire(time.Now(), nil) // finds no lock that waits out a pause, which ends the outage
 		o.failed(fail, failed)
 		next("asked for before the previous failure was noted", probeEvery)
+		o.probeSoon(time.Now().Add(probeEvery + time.Second))
+		next("asked for, but for later", probeEvery)
 	})
 }
 

@@ -107,6 +107,9 @@ func links(t *testing.T, s tracetest.SpanStub, to tracetest.SpanStub, remote boo
 	if got.TraceID() != to.SpanContext.TraceID() || got.SpanID() != to.SpanContext.SpanID() || got.IsRemote() != remote {
 		t.Errorf("a link to %v (remote: %v), want %v", got, got.IsRemote(), to.SpanContext)
 	}
+	if got.TraceFlags() != to.SpanContext.TraceFlags() {
+		t.Errorf("a link with the flags %v, want %v", got.TraceFlags(), to.SpanContext.TraceFlags())
+	}
 }
 
 func lockUnder(t *testing.T, ctx context.Context, mu interface {
@@ -836,6 +839,13 @@ func TestTraceOfAnUnconfirmedReleaseSaysWhy(t *testing.T) {
 			time.Sleep(time.Minute)
 		})
 		has(t, hold, "leased.hold.outcome", "not_released", "leased.reason", s.saying("LOADING Redis is loading the dataset in memory"))
+		hold = ends(t, s, func(_ *testing.T, _ *leased.Client, l *leased.Lease) {
+			over, cancel := context.WithCancel(context.Background())
+			cancel()
+			_ = l.UnlockContext(over)
+			time.Sleep(time.Minute)
+		})
+		has(t, hold, "leased.hold.outcome", "not_released", "leased.reason", context.Canceled.Error())
 	})
 }
 

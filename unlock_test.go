@@ -67,12 +67,30 @@ func TestAnUnlockAfterTheMaximumHoldTellsOfTheLossThoughTheReleaseFails(t *testi
 		unlocked := make(chan error, 1)
 		go func() { unlocked <- l.Unlock() }() // ended by Close, waited for through unlocked
 		synctest.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		isAll(t, l.UnlockContext(ctx), leased.ErrLeaseLost, leased.ErrNotReleased, context.DeadlineExceeded)
 		if err := z.Close(); !errors.Is(err, leased.ErrClosed) || !strings.Contains(err.Error(), "not confirmed") {
 			t.Errorf("Close: %v", err)
 		}
 		isAll(t, <-unlocked, leased.ErrLeaseLost, leased.ErrNotReleased, leased.ErrClosed)
 		s.Mini.SetError("")
 		time.Sleep(time.Minute)
+	})
+}
+
+// Nothing is known then of who had the lock, and the error also says why.
+func TestAnUnlockThatRedisNeverAnswersTellsOfALossAndOfTheLastError(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c, wire := onLine(t, s, leased.WithReleaseTimeout(time.Hour), leased.WithLossHandler(func(leased.LossEvent) {}))
+		l := lock(t, c.Mutex("x"))
+		wire.cut()
+		err := l.Unlock()
+		isAll(t, err, leased.ErrLeaseLost, errCut)
+		if !strings.Contains(err.Error(), errCut.Error()) {
+			t.Errorf("it says %q", err)
+		}
+		wire.mend()
 	})
 }
 
@@ -782,6 +800,9 @@ func TestASecondUnlockWaitsNoLongerThanItMay(t *testing.T) {
 					t.Errorf("it returned %v after %v, want %v", err, took, want)
 				}
 				isAll(t, err, append(is, leased.ErrNotReleased)...)
+				if errors.Is(err, leased.ErrLeaseLost) || !strings.Contains(err.Error(), `lock "x"`) {
+					t.Errorf("it returned %v", err)
+				}
 			})
 			synctest.Wait()
 		}
