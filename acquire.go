@@ -248,11 +248,7 @@ func (e *entry) giveUp(w *call) (known lastKnown) {
 // leaveOnPanic runs f, which calls user code. If that code panics, or ends the goroutine, w leaves
 // the lock, because its caller will never unlock it.
 func (e *entry) leaveOnPanic(w *call, f func()) {
-	ifCutShort(func() {
-		if e != nil {
-			e.giveUp(w)
-		}
-	}, f)
+	ifCutShort(func() { e.giveUp(w) }, f)
 }
 
 // waitForClock waits until the server's clock has reached the caller's token, so that

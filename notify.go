@@ -32,8 +32,8 @@ const (
 // vanished looks alive for a very long time, so re-checks have the server publish an echo, and if
 // none arrives, the subscription is rebuilt.
 //
-// published, askAgain, startProbe, probe, probeSent and requireProbe do nothing if the inbox is nil, as
-// Client.alone is on a quorum.
+// published, askAgain, startProbe, probe and requireProbe do nothing if the inbox is nil, as Client.alone is
+// on a quorum. startProbe starts no probe then, so there is none to be sent.
 type inbox struct {
 	alarm
 	client  *Client
@@ -272,17 +272,11 @@ func (r notSubscribed) Unwrap() error { return r.error }
 // does not know SUBSCRIBE. A temporary condition is no refusal, and neither is a missing
 // connection.
 func forbids(err error) bool {
-	if err == nil {
-		return false
-	}
-	if redis.HasErrorPrefix(err, "NOPERM") || strings.Contains(err.Error(), "no permissions to access") {
+	if redis.HasErrorPrefix(err, "NOPERM") {
 		return true
 	}
 	var refused notSubscribed
-	if !errors.As(err, &refused) {
-		return false
-	}
-	return !redisserver.Passes(refused.error)
+	return errors.As(err, &refused) && !redisserver.Passes(refused.error)
 }
 
 // newSubscription returns a subscription that has no channel yet. In a Cluster, every node passes
@@ -502,9 +496,6 @@ func (in *inbox) probe(ctx context.Context, k *protocol.Keys) {
 
 // probeSent notes that the server has published the echo to that number of receivers.
 func (in *inbox) probeSent(nonce string, receivers int) {
-	if in == nil {
-		return
-	}
 	in.mu.Lock()
 	deaf := in.hearing.ProbeCounted(nonce, receivers, time.Now())
 	if due := in.hearing.Due; !deaf && !due.IsZero() {

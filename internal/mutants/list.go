@@ -345,7 +345,7 @@ var mutants = []mutant{
 	{"who left hears nothing of a grant that nobody vouches for", "internal/lockstate/lock.go", "l.trusts(l.instant(now), now) || l.leaving.first != nil {", "l.trusts(l.instant(now), now) {", "TestRule15|" + simulation},
 	{"a stray waits for another grant's release", "internal/lockstate/lock.go", "		c.settle(nil, fx) // its grant is gone\n", "		l.leaving.push(c)\n", "Stray"},
 	{"a downgrade's new id is canceled before the old", "internal/lockstate/events.go", "	requests := append([]protocol.Request{old.req}, next...)\n", "	requests := append(next, old.req)\n", "Downgrade"},
-	{"a panic of the user's leaves the lock held", "acquire.go", "		if e != nil {\n			e.giveUp(w)\n", "		if false {\n			e.giveUp(w)\n", "WhoseUserPanics"},
+	{"a panic of the user's leaves the lock held", "acquire.go", "	ifCutShort(func() { e.giveUp(w) }, f)\n", "	f()\n", "WhoseUserPanics"},
 
 	// errors and cancels
 	{"an error is classified under the lock", "entry.go", "	e.stateLocked().Answered(cmd, a, fail,", "	if fail != nil {\n		fail = redisserver.Classify(fail.Err)\n	}\n	e.stateLocked().Answered(cmd, a, fail,", "ErrorsOfTheUsersHooks"},
