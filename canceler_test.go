@@ -93,11 +93,63 @@ func TestAFloodOfFalseMessagesAboutAFrozenMasterDoesNotFillTheMemory(t *testing.
 	c.canceler.mu.Unlock()
 	c.canceler.note(&lockstate.Cancellation{Owner: &keys, ID: "x"})
 	c.canceler.mu.Lock()
-	defer c.canceler.mu.Unlock()
 	if n := len(c.canceler.schedule.Pending); n > 0 {
 		t.Errorf("%d more are scheduled", n)
 	}
-	c.canceler.lanes = nil
+	c.canceler.mu.Unlock()
+	c.canceler.note(&lockstate.Cancellation{Owner: &keys, ID: "x", Release: true})
+	c.canceler.mu.Lock()
+	defer c.canceler.mu.Unlock()
+	if n := len(c.canceler.schedule.Pending); n != 1 {
+		t.Error("a release is dropped, for which a Shutdown waits")
+	}
+	c.canceler.schedule, c.canceler.unconfirmed, c.canceler.flush, c.canceler.lanes = lockstate.CancelSchedule{}, 0, noFlush, nil
+}
+
+// An Unlock that waits for such a cancel would wait for as long as it may.
+func TestACancelThatWaitsForItsMasterIsGivenUpWithTheClient(t *testing.T) {
+	c := onStub(t, 0, 0)
+	keys, err := protocol.NewKeys("", "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &lockstate.Caller{Opts: &c.opts.lock.Terms}
+	c.canceler.mu.Lock()
+	c.canceler.lanes[nil] = []*lockstate.Cancellation{{Owner: &entry{client: c, keys: keys}, ID: "x", Callers: []*lockstate.Caller{w}}}
+	c.canceler.mu.Unlock()
+	c.canceler.giveUp()
+	if !w.Settled {
+		t.Error("the caller is not told")
+	}
+}
+
+// Redis, or whoever may publish there, names a lock with another prefix, or a name that no lock can have.
+func TestARequestForWhatIsNoLockOfThisClientIsNotCanceled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := settled(t, onStub(t, 0, 0, WithKeyPrefix("app:")))
+		l, err := c.Mutex("x").LockContext(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.entry.mu.Lock()
+		id := l.entry.stateLocked().Request().ID
+		l.entry.mu.Unlock()
+		for key, want := range map[string]int{"app:y": 1, "y": 0, "app:": 0, "app:y:{app:y}:queue": 0} {
+			c.canceler.mu.Lock()
+			c.canceler.flush = flushRunning // nothing is sent
+			c.canceler.mu.Unlock()
+			c.deliver(&protocol.Message{Kind: protocol.MessageGranted, ID: id, Key: key})
+			c.canceler.mu.Lock()
+			if n := len(c.canceler.schedule.Pending); n != want {
+				t.Errorf("of %q, %d requests are canceled", key, n)
+			}
+			c.canceler.schedule, c.canceler.flush = lockstate.CancelSchedule{}, noFlush
+			c.canceler.mu.Unlock()
+		}
+		if err := l.Unlock(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // What a step cancels is noted before another step can follow: one that cancels the same request, or

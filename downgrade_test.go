@@ -349,8 +349,8 @@ func TestRUnlockEndsADowngradedLeaseAndUnlockPanics(t *testing.T) {
 		if err := l.Unlock(); err != nil {
 			t.Errorf("Unlock after RUnlock: %v", err)
 		}
-		if panics(rw.RUnlock) == nil {
-			t.Error("unlocked twice")
+		if err, ok := panics(rw.RUnlock).(error); !ok || err.Error() != `leased: RUnlock of unlocked mutex "x"` {
+			t.Errorf("unlocked twice, it panics with %v", err)
 		}
 	})
 }

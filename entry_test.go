@@ -135,6 +135,32 @@ func TestALockWithPausesStaysAwake(t *testing.T) {
 	})
 }
 
+// evenly is a policy whose pauses are all the same.
+type evenly time.Duration
+
+func (d evenly) NextBackOff() time.Duration { return time.Duration(d) }
+
+// What the policy says is kept within bounds. One that has ended, as those of package backoff say by -1,
+// pauses for as long as may be.
+func TestAPauseIsNeitherTooShortNorTooLong(t *testing.T) {
+	for said, want := range map[time.Duration]time.Duration{
+		-1:          maxRetryDelay,
+		0:           minRetryDelay,
+		time.Second: time.Second,
+		time.Hour:   maxRetryDelay,
+	} {
+		c, err := New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), WithBackOff(func() BackOff { return evenly(said) }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := &entry{client: c, awake: new(awake)}
+		if got := e.pause(); got != want {
+			t.Errorf("the policy says %v, and the pause is %v", said, got)
+		}
+		_ = c.Close()
+	}
+}
+
 // distant is a stub server that takes its time with a request, and answers no downgrade.
 type distant struct{ stubServer }
 

@@ -268,7 +268,7 @@ func TestAnUnlockAfterAClientWasClosedNamesTheLock(t *testing.T) {
 					err := l.Unlock()
 					isAll(t, err, leased.ErrNotReleased, leased.ErrClosed)
 					if text := err.Error(); !strings.Contains(text, `release of lock "x" not confirmed`) || strings.Contains(text, "trying") ||
-						!strings.Contains(text, "client is closed") {
+						!strings.Contains(text, "expires by ") || !strings.Contains(text, "client is closed") {
 						t.Error(text)
 					}
 				}

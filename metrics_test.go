@@ -750,7 +750,7 @@ func TestMetricsOfCommandsHoldUpNoLock(t *testing.T) {
 func TestMetricsSayHowMessagesReachTheClient(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		m := newMeter(t)
-		c := newClient(t, s, leased.WithMeterProvider(m))
+		c, wire := onLine(t, s, leased.WithMeterProvider(m))
 		reach := func(want string) {
 			t.Helper()
 			got := m.collect(t)["leased.clients"]
@@ -762,6 +762,11 @@ func TestMetricsSayHowMessagesReachTheClient(t *testing.T) {
 			}
 		}
 		reach("unused")
+		wire.cut()
+		_, _ = c.Mutex("x").TryLockContext(context.Background())
+		synctest.Wait()
+		reach("connecting")
+		wire.mend()
 		warm(t, s, c)
 		reach("subscribed")
 	})

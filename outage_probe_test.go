@@ -38,8 +38,10 @@ func TestAFailureThatLastsIsNoOutage(t *testing.T) {
 		}
 		client.outage.failed(redisserver.Classify(c.err), time.Now())
 		client.alone.requireProbe(redisserver.Classify(c.err))
-		if on, suspected := client.outage.on.Load(), client.inbox[0].hearing.ProbeRequired; on != c.lost || suspected != c.lost {
-			t.Errorf("%s: outage %v, inbox suspected %v", what, on, suspected)
+		client.downtime.commandFailed(redisserver.Classify(c.err), time.Now(), workTakes)
+		on, suspected, logged := client.outage.on.Load(), client.inbox[0].hearing.ProbeRequired, client.downtime.ongoing.Load()
+		if on != c.lost || suspected != c.lost || logged != c.lost {
+			t.Errorf("%s: outage %v, inbox suspected %v, logged as an outage %v", what, on, suspected, logged)
 		}
 		_ = client.Close()
 	}

@@ -342,7 +342,8 @@ func TestACallerThatGivesUpIsNotToldOfItself(t *testing.T) {
 // other lease that has ended.
 func TestALeaseWhoseHoldEndsInAnothersPlaceHasEnded(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
-		c := newClient(t, s, leased.WithProfileLabels())
+		m := newMeter(t)
+		c := newClient(t, s, leased.WithProfileLabels(), leased.WithMeterProvider(m))
 		other := newClient(t, s)
 		rw := c.RWMutex("x")
 		gaveUp := 0
@@ -381,6 +382,9 @@ func TestALeaseWhoseHoldEndsInAnothersPlaceHasEnded(t *testing.T) {
 		}
 		if gaveUp == 0 {
 			t.Error("no call gave up after its admission")
+		}
+		if n := times(t, m.collect(t)["leased.hold.duration"], "leased.mode", "shared", "leased.hold.outcome", "released").Count; n != 40 {
+			t.Errorf("%d holds were measured", n)
 		}
 	})
 }

@@ -328,6 +328,34 @@ func TestVirtualAnUrgentRenewalDoesNotWaitForOthers(t *testing.T) {
 	})
 }
 
+// The first one has hours left, and one of the others hardly a second.
+func TestVirtualRenewalsAreSpreadOverTheLeastTimeThatAnyHasLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := onStub(t, 0, 0)
+		s := &batches{stubServer: stubServer{client: c}}
+		c.server = s
+		mu := c.Mutex("x")
+		mu.Lock()
+		e := c.lookup("x")
+		var due []protocol.Renewal
+		for i := range 10 * renewalsPerBatch {
+			due = append(due, protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.request(), At: time.Now(), Spare: time.Hour})
+			if i == renewalsPerBatch {
+				due[i].Spare = time.Second
+			}
+		}
+		c.watchdog.send(due)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		s.mu.Lock()
+		if n := len(s.at); n != 10 {
+			t.Errorf("%d batches have left", n)
+		}
+		s.mu.Unlock()
+		mu.Unlock()
+	})
+}
+
 // moving is a server whose slots move.
 type moving struct {
 	stubServer
