@@ -249,6 +249,52 @@ func TestSinceWhenADowngradedWriterOwnsIsNotInTheFuture(t *testing.T) {
 	}
 }
 
+// countingEchoes is a stub server that says how many receivers an echo had.
+type countingEchoes struct {
+	*stubServer
+	receivers int
+	err       error
+}
+
+func (s *countingEchoes) Echo(context.Context, *protocol.Keys, string, string) (int, error) {
+	return s.receivers, s.err
+}
+
+// An echo that nobody has received shows at once that the subscription is deaf. One that was not published shows
+// nothing.
+func TestTheReceiversOfAnEchoTellWhetherASubscriptionIsDeaf(t *testing.T) {
+	for what, x := range map[string]struct {
+		receivers int
+		err       error
+		deaf      bool
+		awaited   bool
+	}{
+		"one":       {receivers: 1, awaited: true},
+		"none":      {receivers: 0, deaf: true, awaited: true},
+		"no answer": {err: errNoAnswer},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := onStub(t, 0, 0)
+			c.server = &countingEchoes{c.server.(*stubServer), x.receivers, x.err}
+			keys, err := protocol.NewKeys("", "x")
+			if err != nil {
+				t.Fatal(err)
+			}
+			in := c.inbox[0]
+			in.hearing.Counts = true
+			in.hearing.Enter(lockstate.Joined, time.Now())
+			time.Sleep(time.Minute) // until it has heard nothing for long
+			in.probe(t.Context(), &keys)
+			if in.broken != x.deaf || in.hearing.Due.IsZero() == x.awaited {
+				t.Errorf("with receivers %s: to be rebuilt %v, due %v", what, in.broken, in.hearing.Due)
+			}
+			if wait := time.Until(in.hearing.Due); x.awaited && !x.deaf && wait != lockstate.EchoWait {
+				t.Errorf("with receivers %s, the echo is awaited for %v more", what, wait)
+			}
+		})
+	}
+}
+
 // A message that others wait is not due for each that comes, so not every answer tells whether
 // scripts may publish: the client keeps what the last one said.
 func TestWhoMayNotPublishPolls(t *testing.T) {

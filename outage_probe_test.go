@@ -43,6 +43,11 @@ func TestAFailureThatLastsIsNoOutage(t *testing.T) {
 		if on != c.lost || suspected != c.lost || logged != c.lost {
 			t.Errorf("%s: outage %v, inbox suspected %v, logged as an outage %v", what, on, suspected, logged)
 		}
+		client.inbox[0].hearing.ProbeRequired = false
+		client.noteRenewals(t.Context(), []protocol.Renewal{{Keys: new(protocol.Keys), Err: c.err}}, 0)
+		if suspected := client.inbox[0].hearing.ProbeRequired; suspected != c.lost {
+			t.Errorf("a renewal, %s: inbox suspected %v", what, suspected)
+		}
 		_ = client.Close()
 	}
 }

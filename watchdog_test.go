@@ -418,6 +418,26 @@ func (m *movingGrants) Do(ctx context.Context, k *protocol.Keys, c *protocol.Com
 	return m.stubServer.Do(ctx, k, c)
 }
 
+// The node that was asked first has carried out nothing, and the caller need not wait for a pause to end.
+func TestVirtualACommandThatMeetsAnotherNodeIsRepeatedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := settled(t, onStub(t, 0, 0))
+		tries := 0
+		c.server = &movingGrants{stubServer: stubServer{client: c}, moves: func() bool { tries++; return tries == 1 }}
+		began := time.Now()
+		l, err := c.Mutex("x").LockContext(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took != 0 || tries != 2 {
+			t.Errorf("with %d tries it took %v", tries, took)
+		}
+		if err := l.Unlock(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // With WithReplicas, renewals are sent to one node of a Cluster, and go-redis follows no redirection there.
 func TestVirtualRenewalsThatMeetAnotherNodeAreAnOutageOnlyIfThatGoesOn(t *testing.T) {
 	began := time.Time{}
