@@ -863,6 +863,45 @@ func TestTheErrorOfAShutdownCountsReleases(t *testing.T) {
 	})
 }
 
+// Several of each are told in other words than one.
+func TestTheErrorOfAShutdownCountsWhatIsMoreThanOne(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var way hung
+		c := clientOn(t, s, s.connect(t, way.change), leased.WithTTL(time.Minute))
+		them := newClient(t, s)
+		first, second := lock(t, c.Mutex("a")), lock(t, c.Mutex("b"))
+		others := []*leased.Lease{lock(t, them.Mutex("c")), lock(t, them.Mutex("d"))}
+		ctx, cancel := context.WithCancel(context.Background())
+		for _, name := range []string{"c", "d"} {
+			go func() { _, _ = c.Mutex(name).LockContext(ctx) }() // ended by cancel
+		}
+		synctest.Wait()
+		way.shut.Store(true)
+		isAll(t, first.Unlock(), leased.ErrNotReleased)
+		isAll(t, second.Unlock(), leased.ErrNotReleased)
+		cancel()
+		synctest.Wait()
+		soon, stop := context.WithTimeout(context.Background(), time.Second)
+		defer stop()
+		err := c.Shutdown(soon)
+		isAll(t, err, leased.ErrClosed)
+		wants := []string{"2 releases were not confirmed"}
+		if s.members == nil { // a quorum knows by then that it cannot ask
+			wants = append(wants, "2 requests that were given up were not canceled")
+		}
+		for _, want := range wants {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("Shutdown: %v, want %s", err, want)
+			}
+		}
+		way.shut.Store(false)
+		for _, l := range others {
+			unlock(t, l)
+		}
+		s.Mini.FlushAll()
+	})
+}
+
 // A method of the context panics: the client stops all the same.
 func TestAShutdownWhoseContextPanicsStopsTheClient(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {

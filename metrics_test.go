@@ -859,8 +859,15 @@ func TestMetricsOfLocksWithOneLabelAreOne(t *testing.T) {
 			held = append(held, lock(t, c.Mutex(fmt.Sprint("order:", i))))
 		}
 		held = append(held, lock(t, c.Mutex("stock:1")))
+		var waiting []<-chan *leased.Lease
+		for i := range 3 {
+			waiting = append(waiting, locking(t, c.Mutex(fmt.Sprint("order:", i))))
+		}
 		time.Sleep(time.Second)
 		got := m.collect(t)
+		if n := sum(t, got["leased.waiting"], "leased.lock", "order", "leased.prefix", "app:"); n != 3 {
+			t.Errorf("%d wait", n)
+		}
 		for label, want := range map[string]int64{"order": 100, "stock": 1} {
 			if n := sum(t, got["leased.held"], "leased.lock", label, "leased.prefix", "app:"); n != want {
 				t.Errorf("%d of %s held", n, label)
@@ -872,8 +879,11 @@ func TestMetricsOfLocksWithOneLabelAreOne(t *testing.T) {
 		for _, l := range held {
 			unlock(t, l)
 		}
+		for _, l := range waiting {
+			unlock(t, <-l)
+		}
 		holds := m.collect(t)["leased.hold.duration"]
-		if n := times(t, holds, "leased.lock", "order", "leased.prefix", "app:", "leased.mode", "exclusive", "leased.hold.outcome", "released").Count; n != 100 {
+		if n := times(t, holds, "leased.lock", "order", "leased.prefix", "app:", "leased.mode", "exclusive", "leased.hold.outcome", "released").Count; n != 103 {
 			t.Errorf("%d holds", n)
 		}
 	})
