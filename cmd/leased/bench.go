@@ -90,7 +90,7 @@ func bench(ctx context.Context, std streams, at *address, length time.Duration) 
 		{"two clients, 32 goroutines each", 64, func(i int) func(context.Context) error { return cycle(clients[i%2]) }},
 	} {
 		if err := measure(m.what, m.workers, m.f); err != nil {
-			return inPlainWords(err)
+			return at.explain(err)
 		}
 	}
 	for _, line := range table([]column{{title: "", least: 16}, {title: "PER SECOND", right: true}, {title: "P50 µs", right: true}, {title: "P99 µs", right: true}}, rows, widthOf(std.out)) {

@@ -94,7 +94,7 @@ func answers(ctx context.Context, node *redis.Client, does string) error {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
 	if err := node.Ping(ctx).Err(); err != nil && !errors.As(err, new(redis.Error)) {
-		return fmt.Errorf("no Redis at %s, which %s: %w", node.Options().Addr, does, inPlainWords(err))
+		return named{fmt.Errorf("no Redis at %s, which %s: %w", node.Options().Addr, does, inPlainWords(err))}
 	}
 	return nil
 }

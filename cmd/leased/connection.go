@@ -47,6 +47,7 @@ type address struct {
 	prefix     string        // of keys; the application's
 	quarantine time.Duration // of a quorum's servers; the application's; 0 for the default
 	said       []string      // each --redis that was given
+	place      string        // what connect has reached, for errors
 }
 
 // bind adds the flags of an address to a command.
@@ -298,6 +299,7 @@ func (a *address) connect(ctx context.Context, change ...func(*redis.UniversalOp
 		}
 		return nil, fmt.Errorf("no Redis at %s: %w", where(o), unconnected(o, err))
 	}
+	a.place = where(o)
 	return rdb, nil
 }
 

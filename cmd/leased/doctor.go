@@ -52,7 +52,7 @@ type finding struct {
 }
 
 func examine(ctx context.Context, std streams, at *address) error {
-	rdb, err := at.connect(ctx)
+	rdb, err := at.connect(ctx, func(o *redis.UniversalOptions) { o.PoolSize = 2 * probes })
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func examine(ctx context.Context, std streams, at *address) error {
 	_, isCluster := rdb.(*redis.ClusterClient)
 	nodes, err := masters(ctx, rdb)
 	if err != nil {
-		return inPlainWords(err)
+		return at.explain(err)
 	}
 	clocks := make([]clockLead, len(nodes))
 	for i, node := range nodes {
@@ -73,15 +73,19 @@ func examine(ctx context.Context, std streams, at *address) error {
 			fmt.Fprintf(std.out, "master %d of %d: %v\n", i+1, len(nodes), node)
 		}
 		ofQuorum := !isCluster && isOfQuorum(ctx, node, at.prefix)
-		info, refused := serverInfo(ctx, node)
-		if refused != nil {
-			d.tell(finding{verdictUnknown, "INFO", "this user may not read it: " + refused.Error(),
-				"Version, eviction, persistence and replication are not checked.", "allow +info, for this check only"})
+		info, err := infoInTime(ctx, node)
+		if err != nil {
+			d.tell(infoFinding(err))
 		} else {
 			d.tell(versionFinding(info))
 			role := roleFinding(info, isCluster)
 			d.tell(role)
 			wrongServer = wrongServer || role.verdict == verdictBad
+			if node, ok := node.(*redis.Client); ok {
+				servers := serversFinding(whereConnectionsLead(ctx, node))
+				d.tell(servers)
+				wrongServer = wrongServer || servers.verdict == verdictBad
+			}
 			d.tell(evictionFinding(info))
 			if ofQuorum {
 				d.tell(quorumReplicationFinding(info))
@@ -163,6 +167,25 @@ func serverInfo(ctx context.Context, node redis.Cmdable) (map[string]string, err
 		}
 	}
 	return fields, nil
+}
+
+// infoInTime is serverInfo that does not wait for all that the client would try.
+func infoInTime(ctx context.Context, node redis.Cmdable) (map[string]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	return serverInfo(ctx, node)
+}
+
+// infoFinding says why there is no INFO. It is the longest answer that is asked for, so it may be the only one that
+// is lost on the way.
+func infoFinding(err error) finding {
+	f := finding{verdictUnknown, "INFO", "this user may not read it: " + err.Error(),
+		"Version, role, eviction, persistence, replication, and whether all connections lead to one server, are not checked.", "allow +info, for this check only"}
+	if unanswered(err) {
+		f.found = "its answer did not arrive: " + err.Error()
+		f.change = "if shorter answers arrive, large packets may be lost on the way: look for a part of it with a smaller MTU"
+	}
+	return f
 }
 
 // forks are the servers that call themselves Redis in redis_version too, by a field of INFO that
@@ -314,6 +337,9 @@ func clockFinding(ctx context.Context, node redis.Cmdable) (finding, clockLead) 
 	there, err := node.Time(ctx).Result()
 	took := time.Since(before)
 	if err != nil {
+		if unanswered(err) {
+			return finding{verdictBad, "clock", "TIME has no answer: " + err.Error(), "", ""}, clockLead{}
+		}
 		return finding{verdictBad, "clock", "TIME is refused: " + err.Error(), "The scripts of locks call it.", "allow +time"}, clockLead{}
 	}
 	ahead := there.Sub(before.Add(took / 2))
@@ -334,7 +360,7 @@ func clocksFinding(leads []clockLead) finding {
 	first, last := -1, -1 // the masters whose clocks are surely the least and the most ahead
 	for i, l := range leads {
 		if !l.known {
-			return finding{verdictUnknown, "clocks", "not compared, because TIME is refused", "", ""}
+			return finding{verdictUnknown, "clocks", "not compared, because not all of them tell the time", "", ""}
 		}
 		if first < 0 || l.most < leads[first].most {
 			first = i

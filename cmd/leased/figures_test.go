@@ -34,6 +34,7 @@ func TestTheFiguresOfThePageAreThoseOfTheProgram(t *testing.T) {
 		{"With the default TTL that is 20 s and 27 s after Redis last answered", flag("run", "ttl"), "30s"},
 		{"does not answer at the start, `leased run` ends with status 69: after five seconds", connectTime, 5 * time.Second},
 		{"does not answer for more than five seconds, it says why", lastingTrouble, 5 * time.Second},
+		{"`doctor` also opens 12 connections at once", probes, 12},
 		{"find locks by SCAN (100 keys a call, and never KEYS)", scanCount, 100},
 		{"A refresh of `top` costs at most 300 calls of SCAN", topScans, 300},
 		{"5,000 single EXISTS (always single in a Cluster)", topChecks, 5000},

@@ -113,6 +113,22 @@ func inPlainWords(err error) error {
 	}
 }
 
+// explain is inPlainWords for an error that stands alone, so that it has to say which server "it" is.
+func (a *address) explain(err error) error {
+	if hintFor(err).cause == "" || errors.As(err, new(named)) {
+		return err
+	}
+	if a.place == "" { // a quorum, whose errors say which server
+		return inPlainWords(err)
+	}
+	return fmt.Errorf("Redis at %s: %w", a.place, inPlainWords(err))
+}
+
+// named is an error whose text already says which server it is about, and what is wrong there.
+type named struct{ error }
+
+func (n named) Unwrap() error { return n.error }
+
 // unconnected is inPlainWords for the first command of a client. A server that expects TLS and one
 // that does not know it have no words for each other, nor has a proxy that speaks only TCP and has no server.
 func unconnected(o *redis.UniversalOptions, err error) error {

@@ -35,7 +35,7 @@ func inspectCommand(std streams) *cobra.Command {
 			look := func() (show func() error, err error) {
 				info, err := conn.client.Inspect(ctx, args[0])
 				if err != nil {
-					return nil, operatorError("inspect", err)
+					return nil, operatorError(&at, "inspect", err)
 				}
 				if asJSON {
 					return func() error { return json.NewEncoder(std.out).Encode(jsonOf(info, time.Now())) }, nil
@@ -71,11 +71,11 @@ func inspectCommand(std streams) *cobra.Command {
 }
 
 // operatorError distinguishes a mistake in a name from trouble with Redis.
-func operatorError(command string, err error) error {
+func operatorError(at *address, command string, err error) error {
 	if errors.Is(err, leased.ErrInvalidName) {
 		return usagef("%s: %s", command, bare(err))
 	}
-	return inPlainWords(err)
+	return at.explain(err)
 }
 
 func checkInterval(d time.Duration) error {

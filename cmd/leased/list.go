@@ -77,7 +77,7 @@ func list(ctx context.Context, std streams, o *listOptions) error {
 
 	found, err := o.collect(ctx, rdb, client)
 	if err != nil {
-		return inPlainWords(err)
+		return o.at.explain(err)
 	}
 	return o.print(std, found)
 }

@@ -837,7 +837,7 @@ func TestDoctorNotesClocksThatDiffer(t *testing.T) {
 		{clockLead{295 * time.Millisecond, time.Second, true}, verdictOK, "agree"},
 		{clockLead{2005 * time.Millisecond, 3 * time.Second, true}, verdictNote, "master 2 is 2.0s ahead of that of master 1"},
 		{clockLead{-3 * time.Second, -2005 * time.Millisecond, true}, verdictNote, "master 1 is 2.0s ahead of that of master 2"},
-		{clockLead{}, verdictUnknown, "TIME is refused"},
+		{clockLead{}, verdictUnknown, "not all of them tell the time"},
 	} {
 		if f := clocksFinding([]clockLead{lead, c.second, lead}); f.verdict != c.verdict || !strings.Contains(f.found, c.found) {
 			t.Errorf("beside %+v: %+v", c.second, f)

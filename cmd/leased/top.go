@@ -81,7 +81,7 @@ func watchTop(ctx context.Context, std streams, at *address, pattern string, int
 	err = repeat(ctx, std, watching{interval: interval, pictures: true, patient: patient}, func() (func() error, error) {
 		if err := t.refresh(ctx, time.Now()); err != nil {
 			t.scan = newScan(t.prefix, t.pattern) // the nodes that it walks over may be gone
-			return nil, inPlainWords(err)
+			return nil, at.explain(err)
 		}
 		return func() error {
 			rows := 0

@@ -54,7 +54,7 @@ func forceUnlock(ctx context.Context, std streams, at *address, name string, sur
 		if cause := errors.Unwrap(err); cause != nil && !errors.Is(err, leased.ErrInvalidName) {
 			err = fmt.Errorf("unlocking lock %q by force: %w", name, cause) // to inspect it was our idea
 		}
-		return operatorError("unlock", err)
+		return operatorError(at, "unlock", err)
 	}
 	if len(info.Owners) == 0 {
 		fmt.Fprintf(std.out, "%q is free.\n", info.Name)
@@ -70,7 +70,7 @@ func forceUnlock(ctx context.Context, std streams, at *address, name string, sur
 		}
 		asked := info
 		if info, err = client.Inspect(ctx, name); err != nil {
-			return operatorError("unlock", err)
+			return operatorError(at, "unlock", err)
 		}
 		if len(info.Owners) == 0 {
 			fmt.Fprintf(std.out, "%q is free.\n", info.Name)
@@ -83,7 +83,7 @@ func forceUnlock(ctx context.Context, std streams, at *address, name string, sur
 	evicted, err := client.ForceUnlock(ctx, name)
 	switch {
 	case err != nil:
-		return operatorError("unlock", err)
+		return operatorError(at, "unlock", err)
 	case evicted == 0:
 		fmt.Fprintf(std.out, "%q was unlocked before it was taken from %s.\n", info.Name, ownersText(info.Owners))
 	case info.Servers > 0:
