@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
@@ -346,4 +347,57 @@ func TestAnExhaustedPoolIsSaidToBeExhausted(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 	})
+}
+
+// A dial, TLS and the greeting have to fit into the time of a command, which is 2 s.
+func TestVirtualHowFarAwayAServerMayBe(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		dial   time.Duration // how many round trips a dial takes, with TLS
+		trip   time.Duration
+		lean   bool // the greeting has as few round trips as it can
+		locked bool
+	}{
+		{"plain", 1, 490 * time.Millisecond, false, true},
+		{"plain", 1, 510 * time.Millisecond, false, false},
+		{"TLS 1.3", 2, 390 * time.Millisecond, false, true},
+		{"TLS 1.3", 2, 410 * time.Millisecond, false, false},
+		{"TLS 1.2", 3, 325 * time.Millisecond, false, true},
+		{"TLS 1.2", 3, 340 * time.Millisecond, false, false},
+		{"plain", 1, 600 * time.Millisecond, true, true},
+		{"TLS 1.3", 2, 410 * time.Millisecond, true, true},
+		{"TLS 1.2", 3, 340 * time.Millisecond, true, true},
+	} {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			if s.members != nil {
+				t.Skip("about the connections to one server")
+			}
+			var trip atomic.Int64
+			trip.Store(int64(c.trip))
+			rdb := s.connect(t, func(o *redis.Options) {
+				// Without a type, it would be looked up by DNS, which a bubble cannot do.
+				o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeAuto, EndpointType: maintnotifications.EndpointTypeNone}
+				if c.lean {
+					o.DisableIdentity = true
+					o.MaintNotificationsConfig.Mode = maintnotifications.ModeDisabled
+				}
+				wrapConns(o, func(conn net.Conn) net.Conn {
+					time.Sleep(c.dial * time.Duration(trip.Load())) // as long as a dial takes
+					return &faraway{Conn: conn, delay: time.Duration(trip.Load())}
+				})
+			})
+			mu := clientOn(t, s, rdb).Mutex("x")
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			l, err := mu.LockContext(ctx)
+			if c.locked != (err == nil) {
+				t.Errorf("%s over %v, lean %v: %v", c.what, c.trip, c.lean, err)
+			}
+			if err == nil {
+				_ = l.Unlock() // which may say that it goes on
+			}
+			trip.Store(0)
+			time.Sleep(time.Minute) // what was given up is canceled, and what goes on ends
+		})
+	}
 }
