@@ -176,8 +176,8 @@ func infoInTime(ctx context.Context, node redis.Cmdable) (map[string]string, err
 	return serverInfo(ctx, node)
 }
 
-// infoFinding says why there is no INFO. It is the longest answer that is asked for, so it may be the only one that
-// is lost on the way.
+// infoFinding says why there is no INFO. It is the longest answer that is asked for, so it may be the only one
+// that is lost on the way.
 func infoFinding(err error) finding {
 	f := finding{verdictUnknown, "INFO", "this user may not read it: " + err.Error(),
 		"Version, role, eviction, persistence, replication, and whether all connections lead to one server, are not checked.", "allow +info, for this check only"}

@@ -8,15 +8,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// What looks like one server may be a proxy, or a name, that leads each connection to another one. If two of those
-// accept writes, each gives a lock to an owner of its own, and no error tells of it.
+// What looks like one server may be a proxy, or a name, that leads each connection to another one. If two
+// of those accept writes, each gives a lock to an owner of its own, and no error tells of it.
 
-// probes is how many connections are asked where they lead. If each leads to one of two servers by chance, all
-// lead to the same one in 1 of 2,048 cases.
+// probes is how many connections are asked where they lead. If each leads to one of two servers by chance,
+// all lead to the same one in 1 of 2,048 cases.
 const probes = 12
 
-// whereConnectionsLead returns what INFO says on each of several connections that are open at the same time, and
-// the first error.
+// whereConnectionsLead returns what INFO says on each of several connections that are open at the same
+// time, and the first error.
 func whereConnectionsLead(ctx context.Context, node *redis.Client) (infos []map[string]string, failed error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()

@@ -13,8 +13,8 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// relay listens, and passes the nth connection, from 0, on to the server that lead names. What that replies goes
-// through replies. It returns its address.
+// relay listens, and passes the nth connection, from 0, on to the server that lead names. What that replies
+// goes through replies. It returns its address.
 func relay(t *testing.T, lead func(n int) string, replies func(to io.Writer, from io.Reader)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -71,8 +71,8 @@ func relay(t *testing.T, lead func(n int) string, replies func(to io.Writer, fro
 
 func whole(to io.Writer, from io.Reader) { _, _ = io.Copy(to, from) }
 
-// short passes replies on until one is longer than a packet that gets through. From there on the connection is
-// silent, because TCP sends that packet again and again.
+// short passes replies on until one is longer than a packet that gets through. From there on the connection
+// is silent, because TCP sends that packet again and again.
 func short(to io.Writer, from io.Reader) {
 	packet := make([]byte, 1<<16)
 	for {

@@ -121,7 +121,7 @@ func (a *address) explain(err error) error {
 	if a.place == "" { // a quorum, whose errors say which server
 		return inPlainWords(err)
 	}
-	return fmt.Errorf("Redis at %s: %w", a.place, inPlainWords(err))
+	return fmt.Errorf("%s: %w", "Redis at "+a.place, inPlainWords(err))
 }
 
 // named is an error whose text already says which server it is about, and what is wrong there.
