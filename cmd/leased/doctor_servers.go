@@ -57,8 +57,8 @@ func serversFinding(infos []map[string]string, failed error) finding {
 	unknown := finding{verdictUnknown, what, "the server does not tell", "Whether all connections lead to one server is not checked.", ""}
 	switch {
 	case writable > 1:
-		return finding{verdictBad, what, found + ", and " + count(writable, "accepts", "accept") + " writes", "Each gives locks without asking the others: a lock can have two owners there at any time, " +
-			"and nothing tells of it.", "have the proxy, or the name, lead all connections to one primary, or connect to that itself"}
+		return finding{verdictBad, what, found + ", and " + count(writable, "accepts", "accept") + " writes", "Unless they are front ends of one database, each gives locks without asking the others: then a lock " +
+			"can have two owners at any time, and nothing tells of it.", "have the proxy, or the name, lead all connections to one primary, or connect to that itself"}
 	case len(accept) > 1:
 		return finding{verdictNote, what, found + ", and " + count(writable, "accepts", "accept") + " writes", "Commands that reach a replica are refused, and messages go astray: who waits for a lock may get it late, " +
 			"and out of turn.", "connect to the primary itself"}

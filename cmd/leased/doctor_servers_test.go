@@ -94,7 +94,7 @@ func TestDoctorFindsAProxyThatSpreadsConnectionsOverServersThatAcceptWrites(t *t
 	got := invoke(t, "doctor", "--redis", spread)
 	text := strings.Join(strings.Fields(got.out), " ")
 	if got.status != 1 || !strings.Contains(got.out, "\nbad   servers      12 connections led to 2 servers, and 2 accept writes\n") ||
-		!strings.Contains(text, "a lock can have two owners there") || !strings.Contains(got.out, "?     lock         not tried") {
+		!strings.Contains(text, "then a lock can have two owners") || !strings.Contains(got.out, "?     lock         not tried") {
 		t.Errorf("%+v", got)
 	}
 	one := relay(t, func(int) string { return servers[0] }, whole)
