@@ -81,7 +81,7 @@ func newTracing(c *Client, o *clientOptions) *tracing {
 			d.f()
 		}
 		if d.span != nil {
-			d.span.End(trace.WithTimestamp(d.at))
+			endAt(d.span, d.at)
 		}
 	}
 	if t.given != nil {
@@ -533,7 +533,7 @@ func (t *tracing) addReleaseSpan(r *holdRecord) {
 		span.SetStatus(codes.Error, r.how.String())
 		span.SetAttributes(attrErrorType.String(r.how.String()))
 	}
-	span.End(trace.WithTimestamp(r.settled))
+	endAt(span, r.settled)
 }
 
 // addEvents adds the events of a caller's log to a span.
@@ -653,6 +653,17 @@ func (t *tracing) awaitDelivery(delivered <-chan struct{}) {
 // slow that the queue is full.
 func (t *tracing) endSpan(span trace.Span, at time.Time, delivered chan struct{}) {
 	t.enqueue(delivery{span: span, at: at, delivered: delivered})
+}
+
+// endAt ends a span as of at. If the wall clock was set back since the span began, it would end before its
+// begin; then it lasts for its time on the monotonic clock. A span that does not tell when it began ends at at.
+func endAt(span trace.Span, at time.Time) {
+	if s, ok := span.(interface{ StartTime() time.Time }); ok { // one of the SDK
+		if began := s.StartTime(); at.Round(0).Before(began.Round(0)) {
+			at = began.Add(at.Sub(began))
+		}
+	}
+	span.End(trace.WithTimestamp(at))
 }
 
 // later calls f, which calls the SDK, on the queue's goroutine.

@@ -354,6 +354,7 @@ var mutants = []mutant{
 
 	// tracing
 	{"spans are ended by who unlocks", "tracing.go", "	t.enqueue(delivery{span: span, at: at, delivered: delivered})\n", "	span.End(trace.WithTimestamp(at))\n	if delivered != nil {\n		close(delivered)\n	}\n", "Exporter"},
+	{"a span ends before it begins, because the clock was set", "tracing.go", "at.Round(0).Before(began.Round(0))", "false", "TestASpanThatTheWallClock"},
 	{"commands are sent under no span", "tracing.go", "	return trace.ContextWithSpan(c.base, span)\n", "	return c.base\n", "TestTraceHasCommands"},
 	{"a release is sent under the first waiter's span", "internal/lockstate/status.go", "	case l.pending.verb == protocol.Release || l.pending.verb == protocol.Yield:\n		return l.leaving.last\n", "", "TestTraceHasCommands"},
 	{"commands of a call that is not sampled begin traces", "tracing.go", "	w.extend().under = span // even if it is not sampled: then its commands are not either\n	if !span.IsRecording() {\n		return nil\n	}\n", "	if !span.IsRecording() {\n		return nil\n	}\n	w.extend().under = span\n", "TestTrace"},
