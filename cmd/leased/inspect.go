@@ -32,22 +32,30 @@ func inspectCommand(std streams) *cobra.Command {
 				return err
 			}
 			defer conn.close()
+			var hint string
+			looked := false
 			look := func() (show func() error, err error) {
 				info, err := conn.client.Inspect(ctx, args[0])
 				if err != nil {
 					return nil, operatorError(&at, "inspect", err)
 				}
-				if asJSON {
-					return func() error { return json.NewEncoder(std.out).Encode(jsonOf(info, time.Now())) }, nil
+				// To look for other prefixes has Redis go through all of its channels, so that is done once.
+				switch used := len(info.Owners) > 0 || info.Queue > 0; {
+				case used || !looked:
+					hint, looked = conn.hint(ctx, info), true
+				case info.Token > 0:
+					hint = ""
 				}
-				var other *alias
-				if len(info.Owners) > 0 || info.Queue > 0 {
-					other = conn.alias(ctx, args[0])
-				}
+				said := hint
 				return func() error {
+					if asJSON {
+						j := jsonOf(info, time.Now())
+						j.Hint = said
+						return json.NewEncoder(std.out).Encode(j)
+					}
 					describe(std.out, info)
-					if other != nil {
-						hang(std.out, "hint    ", other.says(), widthOf(std.out))
+					if said != "" {
+						hang(std.out, "hint    ", said, widthOf(std.out))
 					}
 					return nil
 				}, nil
@@ -264,6 +272,8 @@ type jsonInfo struct {
 	Servers  int  `json:"servers,omitempty"`
 	Answered int  `json:"answered,omitempty"`
 	Behind   *int `json:"behind,omitempty"`
+	// Hint says, for people, why this may not be the lock that they mean. Its words may change.
+	Hint string `json:"hint,omitempty"`
 }
 
 type jsonOwner struct {

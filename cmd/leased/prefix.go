@@ -1,16 +1,21 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
@@ -73,16 +78,9 @@ func aliasOn(ctx context.Context, rdb redis.UniversalClient, prefix string, keys
 	if len(clients) == 0 {
 		return nil, nil
 	}
-	nodes := []redis.UniversalClient{rdb}
-	if cluster, ok := rdb.(*redis.ClusterClient); ok { // a node knows only its own subscribers
-		all, err := mastersOf(ctx, cluster)
-		if err != nil {
-			return nil, err
-		}
-		nodes = nil
-		for _, node := range all {
-			nodes = append(nodes, node)
-		}
+	nodes, err := nodesOf(ctx, rdb)
+	if err != nil {
+		return nil, err
 	}
 	channels := make([]string, len(clients))
 	for i, client := range clients {
@@ -109,6 +107,162 @@ func aliasOn(ctx context.Context, rdb redis.UniversalClient, prefix string, keys
 		}
 	}
 	return nil, nil
+}
+
+// nodesOf returns the servers that have subscribers: of a Cluster all masters, because a node knows only
+// its own.
+func nodesOf(ctx context.Context, rdb redis.UniversalClient) ([]redis.UniversalClient, error) {
+	cluster, ok := rdb.(*redis.ClusterClient)
+	if !ok {
+		return []redis.UniversalClient{rdb}, nil
+	}
+	all, err := mastersOf(ctx, cluster)
+	if err != nil {
+		return nil, err
+	}
+	var nodes []redis.UniversalClient
+	for _, node := range all {
+		nodes = append(nodes, node)
+	}
+	return nodes, nil
+}
+
+// untraced is a lock of which Redis has no trace. Often it is another one that is meant: log lines and errors
+// name locks without their prefix, so whoever follows them leaves it out.
+type untraced struct {
+	key, prefix string   // what was asked for
+	others      []string // the prefixes that other clients here have, those of the most clients first
+	used        string   // the one of these with which the lock is known, if state says that there is one
+	state       string   // "held", "waited for" or "free", or "" if it is not known with any
+}
+
+func (u *untraced) says() string {
+	text := fmt.Sprintf("Redis remembers no lock %q", u.key)
+	switch {
+	case u.state != "" && u.used == "":
+		return fmt.Sprintf("%s, but clients without a key prefix have one of this name, which is %s; give no --prefix", text, u.state)
+	case u.state != "":
+		return fmt.Sprintf("%s, but clients with key prefix %q have one of this name, which is %s; give --prefix %s",
+			text, u.used, u.state, shellWord(u.used))
+	case u.prefix == "":
+		text += "; if your service sets a key prefix (WithKeyPrefix), give it by --prefix"
+	default:
+		text += fmt.Sprintf("; your service may have another key prefix than %q", u.prefix)
+	}
+	if len(u.others) == 0 {
+		return text
+	}
+	var names []string
+	for _, prefix := range u.others[:min(len(u.others), maxOthers)] {
+		if prefix == "" {
+			names = append(names, "none")
+		} else {
+			names = append(names, strconv.Quote(prefix))
+		}
+	}
+	text += ": clients here have " + strings.Join(names, ", ")
+	if more := len(u.others) - len(names); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// maxOthers is how many prefixes of others are named, and how many of them are tried.
+const maxOthers = 8
+
+// untraced returns what can be found out about a lock of which Redis has no trace. It returns nil if Redis
+// has one, or does not say, and if the prefix seems to be right all the same.
+func (c *connection) untraced(ctx context.Context, name string) *untraced {
+	keys, err := protocol.NewKeys(c.prefix, name)
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, aliasTime)
+	defer cancel()
+	here := c.snapshots(ctx, c.prefix, &keys)
+	if len(here) == 0 || stateOfAny(here) != "" {
+		return nil
+	}
+	u := &untraced{key: keys.Lock, prefix: c.prefix}
+	var own bool
+	u.others, own = c.otherPrefixes(ctx)
+	for _, prefix := range u.others[:min(len(u.others), maxOthers)] {
+		keys, err := protocol.NewKeys(prefix, name)
+		if err != nil {
+			continue
+		}
+		if state := stateOfAny(c.snapshots(ctx, prefix, &keys)); state != "" && (u.state == "" || u.state == stateFree) {
+			u.used, u.state = prefix, state
+		}
+	}
+	// A lock of the right prefix, too, has no trace once it was idle for long.
+	given := c.prefix != ""
+	if u.state == "" && (given && own || len(u.others) == 0 && (given || own)) {
+		return nil
+	}
+	return u
+}
+
+// hint returns what to say to whoever looks at a lock that may be another one than they mean, or "".
+func (c *connection) hint(ctx context.Context, info leased.Info) string {
+	if len(info.Owners) > 0 || info.Queue > 0 {
+		if other := c.alias(ctx, info.Name); other != nil {
+			return other.says()
+		}
+	} else if info.Token == 0 {
+		if u := c.untraced(ctx, info.Name); u != nil {
+			return u.says()
+		}
+	}
+	return ""
+}
+
+// snapshots returns what the servers that answer say of a lock.
+func (c *connection) snapshots(ctx context.Context, prefix string, keys *protocol.Keys) []protocol.Snapshot {
+	return askAll(c.servers, func(rdb redis.UniversalClient) (protocol.Snapshot, error) {
+		return redisserver.New(rdb, prefix).Inspect(ctx, keys)
+	})
+}
+
+// stateOfAny returns the state of a lock of which servers said this, or "" if none of them knows it.
+func stateOfAny(said []protocol.Snapshot) string {
+	switch {
+	case slices.ContainsFunc(said, func(s protocol.Snapshot) bool { return s.Value != "" || len(s.Readers) > 0 }):
+		return stateHeld
+	case slices.ContainsFunc(said, func(s protocol.Snapshot) bool { return s.Length > 0 }):
+		return "waited for"
+	case slices.ContainsFunc(said, func(s protocol.Snapshot) bool { return s.Meta != "" }):
+		return stateFree
+	}
+	return ""
+}
+
+// otherPrefixes returns the prefixes of the clients that listen, but not that of --prefix: those of the most
+// clients first. own reports whether any has that one. Channels are of the whole server, so a client may use
+// another DB of it.
+func (c *connection) otherPrefixes(ctx context.Context) (others []string, own bool) {
+	inbox := protocol.InboxChannel("", "")
+	clients := map[string]int{}
+	for _, rdb := range c.servers {
+		nodes, err := nodesOf(ctx, rdb)
+		if err != nil {
+			continue
+		}
+		for _, found := range askAll(nodes, func(node redis.UniversalClient) ([]string, error) {
+			return node.PubSubChannels(ctx, "*"+globQuote(inbox)+"*").Result()
+		}) {
+			for _, channel := range found {
+				if prefix, _, ok := strings.Cut(channel, inbox); ok && utf8.ValidString(prefix) {
+					clients[prefix]++
+				}
+			}
+		}
+	}
+	own = clients[c.prefix] > 0
+	delete(clients, c.prefix)
+	return slices.SortedFunc(maps.Keys(clients), func(a, b string) int {
+		return cmp.Or(cmp.Compare(clients[b], clients[a]), cmp.Compare(a, b))
+	}), own
 }
 
 // clientsOf returns clients of this library that own a lock or wait for it, each once.

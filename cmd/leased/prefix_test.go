@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -67,8 +68,11 @@ func TestALockWhoseClientsHaveAnotherPrefixIsLeftToThatPrefix(t *testing.T) {
 		if want := "\nhint    \"" + key + "\" " + says; got.status != 0 || !strings.Contains(got.out, want) {
 			t.Errorf("inspect: %+v, want %q", got, want)
 		}
-		if got := invoke(t, append([]string{"inspect", "--json", "billing:no.  1"}, at...)...); got.status != 0 || strings.Contains(got.out+got.err, "hint") {
-			t.Errorf("inspect --json: %+v", got)
+		got = invoke(t, append([]string{"inspect", "--json", "billing:no.  1"}, at...)...)
+		var one jsonInfo
+		if err := json.Unmarshal([]byte(got.out), &one); err != nil || got.status != 0 || one.State != stateHeld || got.err != "" ||
+			one.Hint != `"`+key+`" `+strings.TrimSpace(says) {
+			t.Errorf("inspect --json: %+v, %v", got, err)
 		}
 		if err := lease.Check(t.Context()); err != nil {
 			t.Fatalf("the owner lost its lease: %v", err)
@@ -153,10 +157,103 @@ func TestOnAQuorumAnotherPrefixIsFoundToo(t *testing.T) {
 	}
 	defer lease.Unlock()
 	at := []string{"--quorum", "--redis", strings.Join(addrs, ",")}
+	eventually(t, "the lock is found by its name without the prefix", func() bool {
+		return strings.Contains(invoke(t, append([]string{"inspect", "x"}, at...)...).out, "which is held; give --prefix billing:")
+	})
 	eventually(t, "the owner is found by its channel", func() bool {
 		return strings.Contains(invoke(t, append([]string{"inspect", "billing:x"}, at...)...).out, "--prefix billing: and the name x")
 	})
 	if got := invoke(t, append([]string{"unlock", "--force", "--yes", "billing:x"}, at...)...); got.status != statusUsage {
 		t.Errorf("unlock: %+v", got)
+	}
+}
+
+// hintOf returns the hint of inspect, without and with --json.
+func hintOf(t *testing.T, name string, at ...string) string {
+	t.Helper()
+	t.Setenv("COLUMNS", "") // no line is broken
+	text, object := invoke(t, append([]string{"inspect", name}, at...)...), invoke(t, append([]string{"inspect", "--json", name}, at...)...)
+	var one jsonInfo
+	if err := json.Unmarshal([]byte(object.out), &one); err != nil || text.status != 0 || object.status != 0 || text.err+object.err != "" {
+		t.Errorf("%+v, %+v, %v", text, object, err)
+	}
+	_, hint, _ := strings.Cut(text.out, "\nhint    ")
+	if hint = strings.TrimSuffix(hint, "\n"); hint != one.Hint {
+		t.Errorf("inspect says %q, and with --json %q", hint, one.Hint)
+	}
+	return hint
+}
+
+func TestALockThatIsKnownOnlyWithAPrefixIsFoundWithoutIt(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	rdb := redistest.MiniClient(t, m)
+	at := []string{"--redis", m.Addr()}
+	saysNothing := `Redis remembers no lock "ledger"; if your service sets a key prefix (WithKeyPrefix), give it by --prefix`
+	if got := hintOf(t, "ledger", at...); got != saysNothing {
+		t.Errorf("with no clients: %q", got)
+	}
+	holds(t, rdb, "app:", "stock", "web")
+	if got, want := hintOf(t, "ledger", at...), saysNothing+`: clients here have "app:"`; got != want {
+		t.Errorf("with clients that do not know the lock: %q, want %q", got, want)
+	}
+	alone := redistest.MiniTCP(t)
+	holds(t, redistest.MiniClient(t, alone), "", "stock", "web")
+	if got := hintOf(t, "ledger", "--redis", alone.Addr()); got != "" {
+		t.Errorf("with no prefix, as all clients: %q", got)
+	}
+	holds(t, rdb, "", "stock", "other")
+	if got, want := hintOf(t, "ledger", append(at, "--prefix", "api:")...), `Redis remembers no lock "api:ledger"; `+
+		`your service may have another key prefix than "api:": clients here have none, "app:"`; got != want {
+		t.Errorf("with another prefix: %q, want %q", got, want)
+	}
+	if got, want := hintOf(t, "stock", append(at, "--prefix", "api:")...), `Redis remembers no lock "api:stock", `+
+		`but clients without a key prefix have one of this name, which is held; give no --prefix`; got != want {
+		t.Errorf("with a prefix that clients do not have: %q, want %q", got, want)
+	}
+
+	if got := hintOf(t, "ledger", append(at, "--prefix", "app:")...); got != "" {
+		t.Errorf("with a prefix that clients have, of a lock that nobody uses: %q", got)
+	}
+	if got := hintOf(t, "ledger", "--redis", redistest.MiniTCP(t).Addr(), "--prefix", "api:"); got != "" {
+		t.Errorf("with a prefix, and nobody there: %q", got)
+	}
+
+	lease := holds(t, rdb, "app:", "ledger", "web")
+	for _, c := range []struct {
+		state  string
+		change func()
+	}{
+		{"held", func() {}},
+		{"free", func() {
+			if err := lease.Unlock(); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		c.change()
+		want := `Redis remembers no lock "ledger", but clients with key prefix "app:" have one of this name, which is ` + c.state + `; give --prefix app:`
+		if got := hintOf(t, "ledger", at...); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+		got := invoke(t, append([]string{"unlock", "--force", "--yes", "ledger"}, at...)...)
+		if got.status != 0 || got.out != "\"ledger\" is free.\n" || got.err != "leased: "+want+"\n" {
+			t.Errorf("unlock: %+v", got)
+		}
+		if got := hintOf(t, "ledger", append(at, "--prefix", "app:")...); got != "" {
+			t.Errorf("with the right prefix: %q", got)
+		}
+	}
+}
+
+// The rights of locks are enough to be told that the prefix may be missing.
+func TestAMissingPrefixIsSuspectedWithoutTheRightToAskForChannels(t *testing.T) {
+	in := redistest.Server(t)
+	holds(t, in.Client(), "app:", "ledger", "web")
+	if err := in.Client().Do(t.Context(), "ACL", "SETUSER", "few", "on", ">pass", "~*", "resetchannels", "&*", "+@all", "-pubsub").Err(); err != nil {
+		t.Fatal(err)
+	}
+	want := `Redis remembers no lock "ledger"; if your service sets a key prefix (WithKeyPrefix), give it by --prefix`
+	if got := hintOf(t, "ledger", "--redis", "redis://few:pass@"+in.Addr); got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
