@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"strings"
 	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 // Waits and holds that have not ended yet. Spans and measurements report them only when they end,
@@ -58,7 +60,7 @@ type slowLock struct {
 	holdSite string        // where the caller inside made its call
 	waiting  int           // callers of this process that wait
 	blocker  string        // the owner, if that is another process
-	ownOwner bool          // whether a caller of this process is inside
+	ownOwner bool          // whether a caller of this process is inside, or was and Redis has the lock as ours still
 }
 
 // look logs each lock that a caller has waited for, or been inside of, for longer than the threshold,
@@ -108,7 +110,9 @@ func (s *slowWatch) lookAt(e *entry, now time.Time, full bool) (one slowLock, sl
 		return one, slow
 	}
 	waiting, within := e.stateLocked().Counts()
-	one = slowLock{name: name, waiting: waiting, blocker: blockerName(e.stateLocked().Blocker()), ownOwner: within > 0}
+	blocker := e.stateLocked().Blocker()
+	who, known := protocol.OwnerOf(blocker)
+	one = slowLock{name: name, waiting: waiting, blocker: blockerName(blocker), ownOwner: within > 0 || known && who.Client == c.id}
 	if wait != nil {
 		s.waits[name] = now
 		wait.SetSlow(now)

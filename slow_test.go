@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	mini "github.com/alicebob/miniredis/v2/server"
 	"go.opentelemetry.io/otel/attribute"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
@@ -293,6 +295,34 @@ func TestACallerThatWaitsOrHoldsForLongIsLoggedOnce(t *testing.T) {
 		}
 		unlock(t, l)
 		want("at the end")
+	})
+}
+
+// A release that did not reach Redis leaves the client's own id in the key of the lock. Its label would read
+// like that of another process.
+func TestAnOwnerOfThisClientThatRedisStillHasIsNamedAsThisProcess(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logLines
+		c := newClient(t, s, leased.WithLogger(slog.New(slog.NewTextHandler(&out, nil))), leased.WithSlowThreshold(10*time.Second), leased.WithOwner("a"))
+		l := lock(t, c.Mutex("x"))
+		id := s.rdb.Get(t.Context(), "x").Val()
+		unlock(t, l)
+		must(t, s.rdb.Set(t.Context(), "x", id, time.Minute).Err())
+		s.Mini.SetPreHook(func(p *mini.Peer, cmd string, args ...string) bool {
+			if !strings.HasPrefix(cmd, "EVAL") || !slices.Contains(args, id) { // else it is to be given back
+				return false
+			}
+			p.WriteError("LOADING Redis is loading")
+			return true
+		})
+		waiting := locking(t, c.Mutex("x"))
+		time.Sleep(15 * time.Second)
+		synctest.Wait()
+		if text := out.take(); !strings.Contains(text, `has waited a long time for a lock" lock=x waited=10s owner="this process" waiting=1`) {
+			t.Errorf("logged: %s", text)
+		}
+		s.Mini.SetPreHook(nil)
+		unlock(t, <-waiting)
 	})
 }
 
