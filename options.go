@@ -303,9 +303,10 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 // lock, only the caller that has waited longest and the one that has held longest are checked, and at
 // most one of each is logged in a minute. Of locks that are slow at the same time, ten are named and
 // the others counted; those that stay slow are named later. Of readers without a Lease, RUnlock ends
-// the hold that began first, so one that is stuck among others that come and go is not seen. d must be
-// at least 10 ms; the line may come up to d/4 late. The metrics leased.wait.oldest and
-// leased.hold.oldest need no threshold. The default is to log none.
+// the hold that began first, so one that is stuck among others that come and go is not seen. The line may
+// come up to d/4 late, and a caller that has given up by then is not logged, so d should be well below
+// callers' timeouts. d must be at least 10 ms. The metrics leased.wait.oldest and leased.hold.oldest need
+// no threshold. The default is to log none.
 func WithSlowThreshold(d time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if d < 10*time.Millisecond {

@@ -265,7 +265,8 @@ func persistenceFinding(info map[string]string) finding {
 		return finding{verdictOK, "persistence", "append-only file", "A crash loses at most what was not yet written to disk (appendfsync).", ""}
 	}
 	return finding{verdictNote, "persistence", "no append-only file", "A restart loses the locks taken since the last snapshot, or all: others get them while the " +
-		"old owners, who learn of it at their next renewal, still work. Tokens go on growing.", "set appendonly yes, or have resources compare tokens"}
+		"old owners, who learn of it at their next renewal, still work. Tokens go on growing, unless the clock is set back " +
+		"before: then fenced data refuse every lease until it has caught up (docs/fencing.md).", "set appendonly yes, or have resources compare tokens"}
 }
 
 // settingsOf returns settings of the server, or reports false and completes unknown if it does not tell them all.
@@ -347,7 +348,8 @@ func clockFinding(ctx context.Context, node redis.Cmdable) (finding, clockLead) 
 	if ahead.Abs() > time.Second+took {
 		f.verdict = verdictNote
 		f.means = "Leases last as long as they should until a failover or, for readers in a Cluster, until a slot moves. If the clock of the server that then " +
-			"has the lock is ahead of the other one's by more than 1 % of the TTL, leases end early, and two processes can own one lock. If it is behind, tokens can go back."
+			"has the lock is ahead of the other one's by more than 1 % of the TTL, leases end early, and two processes can own one lock. If it is behind, or " +
+			"was set back before this server restarts empty, tokens go back, and fenced data refuse every lease until it has caught up (docs/fencing.md)."
 		f.change = keepClocks
 	}
 	return f, clockLead{ahead - took/2, ahead + took/2, true}
