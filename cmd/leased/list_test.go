@@ -828,6 +828,10 @@ func TestDoctorNotesClocksThatDiffer(t *testing.T) {
 		t.Errorf("of a clock that is an hour ahead: %+v, %+v", f, lead)
 	}
 
+	if f := persistenceFinding(map[string]string{"aof_enabled": "0"}); !strings.Contains(f.means, "unless the clock is set back") {
+		t.Errorf("of a restart without data: %+v", f)
+	}
+
 	lead = clockLead{-5 * time.Millisecond, 5 * time.Millisecond, true}
 	for _, c := range []struct {
 		second  clockLead

@@ -3,11 +3,14 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
@@ -256,4 +259,45 @@ func TestAMissingPrefixIsSuspectedWithoutTheRightToAskForChannels(t *testing.T) 
 	if got := hintOf(t, "ledger", "--redis", "redis://few:pass@"+in.Addr); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
+}
+
+func TestInspectThatWatchesLooksForPrefixesOnce(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	rdb := redistest.MiniClient(t, m)
+	holds(t, rdb, "app:", "stock", "web")
+	var asked atomic.Int32
+	m.Server().SetPreHook(func(_ *server.Peer, cmd string, args ...string) bool {
+		if cmd == "PUBSUB" && strings.EqualFold(args[0], "channels") && strings.HasPrefix(args[1], "*leased:inbox:") {
+			asked.Add(1)
+		}
+		return false
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var out, errs shared
+	done := make(chan int)
+	// Ended by cancel, waited for below.
+	go func() {
+		done <- run(ctx, streams{strings.NewReader(""), &out, &errs}, []string{"inspect", "--watch", "--json", "--interval", "50ms", "stock", "--redis", m.Addr()})
+	}()
+	eventually(t, "three looks", func() bool { return strings.Count(out.String(), "\n") >= 3 })
+	for line := range strings.Lines(out.String()) {
+		if !strings.Contains(line, "give --prefix app:") {
+			t.Errorf("no hint: %s", line)
+		}
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("Redis went through its channels %d times", n)
+	}
+	last, err := m.Get("app:stock:{app:stock}:meta")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Set("stock:{stock}:meta", last) // as after a use between two looks
+	eventually(t, "a trace of the lock", func() bool { return strings.Contains(out.String(), `"token":`) })
+	if _, after, _ := strings.Cut(out.String(), `"token":`); strings.Contains(after, "hint") {
+		t.Errorf("a hint about a lock that has a trace: %s", after)
+	}
+	cancel()
+	<-done
 }
