@@ -386,9 +386,13 @@ func (w *world) carry(p *packet, luck int) {
 		w.logf("a late copy arrives")
 		w.copied[p.cmd.ID] = w.copied[p.cmd.ID] || p.cmd.Verb == protocol.Acquire
 		w.execute(p)
-		if p.cmd.Verb == protocol.Downgrade && w.copied[p.cmd.ID] {
-			v := w.look() // if the writer owned again, its reader does now
-			w.copied[p.cmd.Next] = v.owns(p.cmd.Next)
+		if w.copied[p.cmd.ID] { // if it owned again, the next request does now, or waits, though it may have been released
+			switch v := w.look(); p.cmd.Verb {
+			case protocol.Downgrade:
+				w.copied[p.cmd.Next] = v.owns(p.cmd.Next)
+			case protocol.Yield:
+				w.copied[p.cmd.Next] = w.copied[p.cmd.Next] || v.owns(p.cmd.Next) || slices.Contains(v.queue, p.cmd.Next)
+			}
 		}
 	case out && w.outageErr != nil:
 		w.refused(p, w.outageErr, false)
