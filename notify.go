@@ -19,8 +19,11 @@ import (
 )
 
 const (
-	// confirmWait is for how long the answer to SUBSCRIBE is waited for.
+	// confirmWait is how long a server has for each step of a subscription but dialing, and how long dialing
+	// takes before it counts as an attempt that failed, although it goes on.
 	confirmWait = 2 * time.Second
+	// backWait is how long dialing that has taken confirmWait goes on once Redis answers again.
+	backWait = 500 * time.Millisecond
 	// failsLong is how long attempts to subscribe fail before that is logged: longer than most
 	// restarts and failovers.
 	failsLong = 10 * time.Second
@@ -55,6 +58,10 @@ type inbox struct {
 	cut     context.CancelFunc // ends the dialing of sub
 	broken  bool               // sub is to be rebuilt
 	node    string             // the node of a Cluster at which sub was made; written by run only
+	late    time.Time          // when the dialing of sub counts as having failed; zero while none is under way
+	hangUp  context.CancelFunc // ends the dialing of sub, and nothing else; nil while none is under way
+
+	patient bool // in a Cluster, the next dialing has all the time it needs; used by run only
 }
 
 func newInbox(c *Client, at redisserver.Deployment) *inbox {
@@ -201,7 +208,7 @@ func (in *inbox) attemptEnded(refused bool, err error) (pause time.Duration) {
 	in.mu.Lock()
 	polled := in.hearing.Polls()
 	pause = in.hearing.Over(now)
-	polls := in.hearing.Polls()
+	polls := in.hearing.Polls() && !polled
 	in.mu.Unlock()
 	// Of a quorum, the server whose subscription left fewer than a majority says why, not one that has been
 	// dead all along. A refusal, and a Redis client that was closed, have lines of their own.
@@ -209,14 +216,42 @@ func (in *inbox) attemptEnded(refused bool, err error) (pause time.Duration) {
 	if err != nil && failing >= failsLong && in.failing(now) == failing && !in.refused() && !errors.Is(err, redis.ErrClosed) {
 		in.client.log.subscribeFailed(err)
 	}
+	in.attemptFailed(polls)
+	return pause
+}
+
+// attemptFailed tells the locks of an attempt that failed. polls is whether waiters have to poll from now on.
+func (in *inbox) attemptFailed(polls bool) {
 	news := in.settle()
 	switch {
-	case polls && !polled:
+	case polls:
 		in.recheckAll()
 	case news:
 		in.client.stepAll((*lockstate.Lock).SubscribeFailed)
 	}
-	return pause
+}
+
+// dialsLong is called by the watchdog, each confirmWait while an attempt goes on dialing. Callers wait for
+// their first subscription, and waiters for messages, no longer than if the attempt had failed.
+func (in *inbox) dialsLong(now time.Time) {
+	in.mu.Lock()
+	if in.late.IsZero() {
+		in.mu.Unlock()
+		return
+	}
+	isLate := !now.Before(in.late)
+	polled := in.hearing.Polls()
+	next := in.late
+	if isLate {
+		in.hearing.Late(now)
+		next = now.Add(confirmWait)
+	}
+	polls := in.hearing.Polls() && !polled
+	in.client.watchdog.set(in, next)
+	in.mu.Unlock()
+	if isLate {
+		in.attemptFailed(polls)
+	}
 }
 
 // pause waits for d, or until redisIsBack or halt is called.
@@ -231,10 +266,20 @@ func (in *inbox) pause(d time.Duration) {
 }
 
 // redisIsBack has the inbox subscribe at once, unless it has. Otherwise its attempts would pause for up to
-// 2 s more, in which waiters poll.
+// 2 s more, in which waiters poll. Dialing that began in the outage may not notice that it is over, and is
+// ended, but not at once: it may take as long as that of the connection on which Redis has just answered.
 func (in *inbox) redisIsBack() {
 	if in.confirmed() {
 		return
+	}
+	in.mu.Lock()
+	hangUp := in.hangUp
+	if time.Now().Before(in.late) {
+		hangUp = nil
+	}
+	in.mu.Unlock()
+	if hangUp != nil {
+		time.AfterFunc(backWait, hangUp) // which does nothing once the dialing is over
 	}
 	select {
 	case in.hasten <- struct{}{}:
@@ -360,11 +405,8 @@ func (in *inbox) attempt() (refused bool, err error) {
 // never calls Redis and never blocks: a subscriber that does not read holds up the server.
 func (in *inbox) listen(life context.Context, sub *redis.PubSub) error {
 	// Whoever halts the inbox closes the subscription that is stored in it; a subscription that is
-	// made too late for that is refused its connection. The timeout is there because a frozen
-	// server accepts connections and answers nothing.
-	ctx, cancel := context.WithTimeout(life, confirmWait)
-	defer cancel()
-	if err := sub.Subscribe(ctx, in.channel); err != nil {
+	// made too late for that is refused its connection.
+	if err := in.subscribe(life, sub); err != nil {
 		return err
 	}
 	for life.Err() == nil {
@@ -385,9 +427,40 @@ func (in *inbox) listen(life context.Context, sub *redis.PubSub) error {
 	return errors.New("leased: no echo from the server")
 }
 
+// subscribe dials and sends SUBSCRIBE. Dialing has as long as that of the connections for commands: a host
+// name may have several addresses, and Go gives the first one at least 2 s, so that with less time the
+// second would never be tried. A frozen server accepts connections and answers nothing; its greeting is
+// bounded by subscriptionAt.
+//
+// In a Cluster, a master that cannot be reached should not hold up the subscription that another one would
+// accept. So there an attempt has time to dial only if the one before, at another master, had too little.
+func (in *inbox) subscribe(life context.Context, sub *redis.PubSub) error {
+	limit := confirmWait
+	if in.at.Masters == nil || in.patient {
+		limit += max(in.at.DialTimeout, 0)
+	}
+	ctx, cancel := context.WithTimeout(life, limit)
+	defer cancel()
+	in.mu.Lock()
+	in.late, in.hangUp = time.Now().Add(confirmWait), cancel
+	if limit > confirmWait {
+		in.client.watchdog.set(in, in.late)
+	}
+	in.mu.Unlock()
+	defer func() { // even if a dialer panics or ends the goroutine
+		in.mu.Lock()
+		in.late, in.hangUp = time.Time{}, nil
+		in.mu.Unlock()
+	}()
+	err := sub.Subscribe(ctx, in.channel)
+	in.patient = !in.patient && err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded)
+	return err
+}
+
 // next returns what the server sends next. The confirmation has to come soon; messages may come at any time.
 // If the connection breaks, go-redis dials again before it returns the error, and only the context bounds
-// that: confirmWait before the confirmation, and after it the subscription's life, which a missing echo ends.
+// that: confirmWait before the confirmation, since the attempt ends anyway, and after it the subscription's
+// life, which a missing echo ends.
 func (in *inbox) next(life context.Context, sub *redis.PubSub) (any, error) {
 	forever := time.Duration(0)
 	if in.at.ReadTimeout < 0 { // connections know no deadlines
@@ -507,8 +580,8 @@ func (in *inbox) probeSent(nonce string, receivers int) {
 	}
 }
 
-// fire is called when the wait for an echo is over. The subscription has failed unless the echo
-// came, or the alarm was moved.
+// fire is called when the wait for an echo is over, or dialing takes long. The subscription has failed
+// unless the echo came, or the alarm was moved.
 func (in *inbox) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal {
 	in.mu.Lock()
 	lost := in.hearing.Overdue(now)
@@ -516,6 +589,7 @@ func (in *inbox) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewa
 	if lost {
 		in.silent()
 	}
+	in.dialsLong(now)
 	return batch
 }
 

@@ -3,15 +3,20 @@ package leased
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/leasedmutex/leased/internal/redistest/around"
 )
 
 // go-redis keeps a subscription locked while it dials, for seconds where nobody answers. If
@@ -60,4 +65,117 @@ func TestTheWatchdogDoesNotWaitForTheDialingOfASubscription(t *testing.T) {
 	if !in.broken {
 		t.Error("the subscription is not made anew")
 	}
+}
+
+// blackHole is an address from which no packet returns: dialing it ends with its context.
+type blackHole struct {
+	mu    sync.Mutex // guards lasts
+	lasts []time.Duration
+}
+
+func (h *blackHole) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	began := time.Now()
+	<-ctx.Done()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lasts = append(h.lasts, time.Since(began))
+	return nil, ctx.Err()
+}
+
+// dialed returns for how long each address that was given up was dialed.
+func (h *blackHole) dialed() []time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.lasts)
+}
+
+func inBlackHole(t *testing.T, f func(t *testing.T, h *blackHole, o *redis.Options)) {
+	synctest.Test(t, func(t *testing.T) {
+		redistest.LastInBubble(t)
+		var h blackHole
+		f(t, &h, &redis.Options{Addr: "127.0.0.1:1", Dialer: h.dial})
+	})
+}
+
+// subscribing returns the inbox of a client of rdb, which has begun to subscribe.
+func subscribing(t *testing.T, rdb redis.UniversalClient) *inbox {
+	t.Helper()
+	t.Cleanup(func() { rdb.Close() })
+	c, err := New(rdb, WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	c.begin()
+	return c.inbox[0]
+}
+
+// A caller waits for the first subscription, and a waiter for messages, as if each attempt took 2 s.
+func TestASubscriptionWhoseDialingTakesLongHoldsUpNobody(t *testing.T) {
+	inBlackHole(t, func(t *testing.T, h *blackHole, o *redis.Options) {
+		o.DialTimeout = time.Minute
+		in := subscribing(t, redis.NewClient(o))
+		for _, at := range []struct {
+			begun          time.Duration
+			settled, polls bool
+		}{{1900 * time.Millisecond, false, false}, {2100 * time.Millisecond, true, false}, {5900 * time.Millisecond, true, false}, {6100 * time.Millisecond, true, true}} {
+			time.Sleep(at.begun - time.Since(in.client.began))
+			synctest.Wait()
+			if settled, polls := in.client.inbox.settled(), in.polls(); settled != at.settled || polls != at.polls {
+				t.Errorf("after %v: settled %v, polls %v; want %+v", at.begun, settled, polls, at)
+			}
+		}
+		if got := h.dialed(); len(got) > 0 {
+			t.Errorf("given up after %v", got)
+		}
+	})
+}
+
+// Packets that were lost in an outage are sent again after seconds, so dialing that began in it ends soon
+// after it. One that has begun since then is left alone.
+func TestDialingThatBeganInAnOutageEndsSoonAfterIt(t *testing.T) {
+	inBlackHole(t, func(t *testing.T, h *blackHole, o *redis.Options) {
+		o.DialTimeout = time.Minute
+		in := subscribing(t, redis.NewClient(o))
+		time.Sleep(time.Second)
+		in.redisIsBack()
+		time.Sleep(9 * time.Second)
+		if got := h.dialed(); len(got) > 0 {
+			t.Fatalf("given up after %v, though it had just begun", got)
+		}
+		in.redisIsBack()
+		time.Sleep(20 * time.Second)
+		if got, want := h.dialed(), []time.Duration{10*time.Second + backWait}; !slices.Equal(got, want) {
+			t.Errorf("given up after %v, want %v", got, want)
+		}
+	})
+}
+
+// Another master may accept the subscription at once.
+func TestDialingInAClusterTakesLongOnlyAfterAnotherMasterHadTooLittleTime(t *testing.T) {
+	inBlackHole(t, func(t *testing.T, h *blackHole, o *redis.Options) {
+		var masters [2]*redis.Client
+		for i, addr := range []string{"127.0.0.1:2", "127.0.0.1:3"} {
+			o.Addr = addr
+			masters[i] = redis.NewClient(o)
+			defer masters[i].Close()
+		}
+		next := 0
+		refuse := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("nobody there") }
+		in := subscribing(t, around.Cluster{
+			ClusterClient: redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, Dialer: refuse}),
+			Master: func(string) (*redis.Client, error) {
+				next++
+				return masters[next%2], nil
+			},
+		})
+		time.Sleep(15 * time.Second)
+		in.halt()
+		synctest.Wait()
+		got := h.dialed()
+		want := []time.Duration{confirmWait, confirmWait + 5*time.Second, confirmWait}
+		if len(got) < len(want) || !slices.Equal(got[:len(want)], want) {
+			t.Errorf("dialed for %v, want %v", got, want)
+		}
+	})
 }

@@ -333,25 +333,90 @@ func TestVirtualAnInboxThatRejoinsHasItsWaitersLookAgainAtOnce(t *testing.T) {
 	})
 }
 
-// A server that is frozen accepts connections, and answers nothing.
+// asleep is a connection to a server that is frozen: it accepts connections, and answers nothing.
+type asleep struct {
+	net.Conn
+	shut *atomic.Bool
+}
+
+func (c *asleep) Write(p []byte) (int, error) {
+	if c.shut.Load() {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
 func TestVirtualASubscriptionThatIsNotMadeIsGivenUpAfter2s(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var shut atomic.Bool
+		shut.Store(true)
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) {
+			o.ContextTimeoutEnabled, o.ReadTimeout = true, time.Minute
+			wrapConns(o, func(conn net.Conn) net.Conn { return &asleep{conn, &shut} })
+		}))
+		began := time.Now()
+		got := locking(t, c.Mutex("x"))
+		time.Sleep(time.Second)
+		shut.Store(false)
+		if took := subscribedAfter(t, s, began); took > 2100*time.Millisecond {
+			t.Errorf("subscribed after %v", took)
+		}
+		unlock(t, <-got)
+	})
+}
+
+// subscribedAfter waits until an inbox is subscribed, and returns how long that has taken.
+func subscribedAfter(t *testing.T, s place, began time.Time) time.Duration {
+	t.Helper()
+	for len(s.rdb.PubSubChannels(context.Background(), "leased:inbox:*").Val()) == 0 {
+		if time.Sleep(10 * time.Millisecond); time.Since(began) > time.Minute { // the pause of a poll
+			t.Fatal("no inbox")
+		}
+	}
+	return time.Since(began)
+}
+
+// The first address of a host name may be dead. Go gives it at least 2 s.
+func TestVirtualASubscriptionWhoseDialingTakes3sIsMade(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var fast atomic.Bool
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) {
+			direct := o.Dialer
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if fast.Load() {
+					return direct(ctx, network, addr)
+				}
+				select {
+				case <-time.After(3 * time.Second): // of virtual time
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+				return direct(ctx, network, addr)
+			}
+		}))
+		began := time.Now()
+		got := locking(t, c.Mutex("x"))
+		if took := subscribedAfter(t, s, began); took > 3100*time.Millisecond {
+			t.Errorf("subscribed after %v", took)
+		}
+		fast.Store(true) // a release on another connection would fail
+		unlock(t, <-got)
+	})
+}
+
+// Packets of an outage are lost, and dialing waits on.
+func TestVirtualASubscriptionIsMadeSoonAfterAnOutageInWhichItsDialingBegan(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var way hung
 		way.shut.Store(true)
 		c := clientOn(t, s, s.connect(t, way.change))
-		began := time.Now()
 		got := locking(t, c.Mutex("x"))
 		time.Sleep(time.Second)
 		way.shut.Store(false)
-		for len(s.rdb.PubSubChannels(context.Background(), "leased:inbox:*").Val()) == 0 {
-			if time.Sleep(10 * time.Millisecond); time.Since(began) > time.Minute {
-				t.Fatal("no inbox")
-			}
+		unlock(t, <-got) // its next attempt
+		if took := subscribedAfter(t, s, time.Now()); took > time.Second {
+			t.Errorf("subscribed %v after the first answer", took)
 		}
-		if took := time.Since(began); took > 2100*time.Millisecond {
-			t.Errorf("subscribed after %v", took)
-		}
-		unlock(t, <-got)
 	})
 }
 

@@ -124,6 +124,17 @@ func (h *InboxHealth) Over(now time.Time) (pause time.Duration) {
 	return pause
 }
 
+// Late is the event that an attempt to subscribe takes long. It counts as one that has failed, unless it
+// succeeds after all.
+func (h *InboxHealth) Late(now time.Time) {
+	if h.failing.IsZero() {
+		h.failing = now
+	}
+	if h.State == joining && h.Failing(now) >= absentAfter {
+		h.Enter(Absent, now)
+	}
+}
+
 // Failing returns for how long attempts to subscribe have failed or been refused. It is 0 while a
 // subscription is confirmed, and for an inbox that has just broken.
 func (h *InboxHealth) Failing(now time.Time) time.Duration {

@@ -24,6 +24,8 @@ type Deployment struct {
 	// ReadTimeout is that of the client. It is less than 0 if -2 was set, because connections know no
 	// deadlines, and 0 if -1 was set, for no limit, or if it is not known.
 	ReadTimeout time.Duration
+	// DialTimeout is that of the client, 0 if it is not known.
+	DialTimeout time.Duration
 	// Bounded is whether a command is known to end when its context does.
 	Bounded bool
 
@@ -72,12 +74,12 @@ func DeploymentOf(rdb redis.UniversalClient) Deployment {
 	switch c := rdb.(type) {
 	case interface{ Options() *redis.Options }:
 		o := c.Options()
-		d.Kind, d.options, d.ReadTimeout = OneNode, o, o.ReadTimeout
+		d.Kind, d.options, d.ReadTimeout, d.DialTimeout = OneNode, o, o.ReadTimeout, o.DialTimeout
 		d.Bounded = o.ContextTimeoutEnabled && takesDeadlines(o.ReadTimeout, o.WriteTimeout)
 		d.cloner, _ = rdb.(cloner)
 	case interface{ Options() *redis.ClusterOptions }:
 		o := c.Options()
-		d.Kind, d.ReadTimeout = Cluster, o.ReadTimeout
+		d.Kind, d.ReadTimeout, d.DialTimeout = Cluster, o.ReadTimeout, o.DialTimeout
 		d.Bounded = o.ContextTimeoutEnabled && takesDeadlines(o.ReadTimeout, o.WriteTimeout)
 	case interface{ Options() *redis.RingOptions }:
 		d.Kind = Ring
