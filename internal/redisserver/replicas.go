@@ -212,9 +212,9 @@ func (s *ReplicatedServer) confirming(node redis.UniversalClient) *Server {
 	return s.by(route{confirm: &confirmation{node: node, want: s.n, timeout: s.timeout, fewest: math.MaxInt64}})
 }
 
-// confirmation has replicas confirm the commands that are sent to one node, in one round trip or, if the server did
-// not know the script of some, in two. Each round trip needs the replicas: the second can have another connection, and
-// if its commands write nothing there, its WAIT says nothing of what the first has written.
+// confirmation has replicas confirm the commands that are sent to one node, in one round trip or, if the server
+// did not know the script of some, in two or three. Each round trip needs the replicas: the next one can have
+// another connection, and if its commands write nothing there, its WAIT says nothing of what came before.
 type confirmation struct {
 	node    redis.UniversalClient
 	want    int

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,7 @@ type common struct {
 	Inboxes   string           // prefix of inbox channels, before a client's name
 	OnSilence func(key string) // called, if not nil, when a command about the key had no answer in time; must not block
 	args      *arguments
+	loads     scriptLoads
 	sent      atomic.Int64 // number of commands sent so far
 	began     time.Time
 	searched  atomic.Int64 // when the pool was last found to lead to a replica only, in ns since began; else 0
@@ -192,7 +194,7 @@ func (s *Server) explain(err error) error {
 }
 
 // run sends a script once, by its hash, and returns its reply. A server that does not know it has
-// done nothing, and is sent the text. Where commands share pipelines, each repeats its own.
+// done nothing, and is sent the text, see script_load.go. Where commands share pipelines, each repeats its own.
 func (s *Server) run(ctx context.Context, script *Script, keys []any, args ...any) (any, error) {
 	return s.send(ctx, false, script, lineOf(keys, args...))
 }
@@ -203,8 +205,7 @@ func (s *Server) send(ctx context.Context, heard bool, script *Script, line []an
 	cmd := script.call(ctx, false, line)
 	err := s.process(ctx, cmd, heard)
 	if unknownScript(err) {
-		cmd = script.call(ctx, true, line)
-		err = s.process(ctx, cmd, heard)
+		cmd, err = s.sendUnknown(ctx, heard, script, line)
 	}
 	switch {
 	case err == nil:
@@ -328,20 +329,37 @@ func withCooldown(d time.Duration, args ...any) []any {
 // Milliseconds formats d as an argument.
 func Milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-// pipeline sends calls in one round trip, and in another one, by their text, those whose
-// scripts the server did not know. Either may be repeated, see inTime. Each command returned has a
-// reply or an error. Unless ctx has a deadline, each of the two has one of its own: if the second
-// had only what a slow answer has left it, every attempt could fail in the same way.
+// pipeline sends calls in one round trip. Those whose scripts the server did not know are sent in another
+// one: the first of each script by its text, and the others, which come behind it on the same connection, by
+// the hash. In a Cluster, or behind a proxy, these may meet another server that does not know it, and are sent
+// by the text in a third round trip.
+//
+// Each may be repeated, see inTime. Each command returned has a reply or an error. Unless ctx has a deadline,
+// each round trip has one of its own: if the second had only what a slow answer has left it, every attempt
+// could fail in the same way.
 func (s *Server) pipeline(ctx context.Context, n int, call func(i int, byText bool) onceCmd) []onceCmd {
 	cmds := s.inTime(ctx, n, func(i int) onceCmd { return call(i, false) })
-	var again []int
-	for i, cmd := range cmds {
-		if unknownScript(cmd.Err()) {
-			again = append(again, i)
+	for _, all := range []bool{false, true} {
+		var again []int
+		var byText []bool
+		var sent []any // the hashes of those whose text is sent
+		for i, cmd := range cmds {
+			if !unknownScript(cmd.Err()) {
+				continue
+			}
+			hash := cmd.Args()[1]
+			first := !slices.Contains(sent, hash)
+			if first {
+				sent = append(sent, hash)
+			}
+			again, byText = append(again, i), append(byText, all || first)
 		}
-	}
-	for i, cmd := range s.inTime(ctx, len(again), func(i int) onceCmd { return call(again[i], true) }) {
-		cmds[again[i]] = cmd
+		if len(again) == 0 {
+			break
+		}
+		for i, cmd := range s.inTime(ctx, len(again), func(i int) onceCmd { return call(again[i], byText[i]) }) {
+			cmds[again[i]] = cmd
+		}
 	}
 	return cmds
 }
