@@ -52,7 +52,7 @@ type finding struct {
 }
 
 func examine(ctx context.Context, std streams, at *address) error {
-	rdb, err := at.connect(ctx, func(o *redis.UniversalOptions) { o.PoolSize = 2 * probes })
+	rdb, err := at.connect(ctx, func(o *redis.UniversalOptions) { o.PoolSize, o.MaxIdleConns = 2*probes, 1 })
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func examine(ctx context.Context, std streams, at *address) error {
 			d.tell(role)
 			wrongServer = wrongServer || role.verdict == verdictBad
 			if node, ok := node.(*redis.Client); ok {
-				servers := serversFinding(whereConnectionsLead(ctx, node))
+				servers := serversFinding(whereConnectionsLead(ctx, node, spareConnections(info)))
 				d.tell(servers)
 				wrongServer = wrongServer || servers.verdict == verdictBad
 			}

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"strconv"
 	"sync"
 
 	"github.com/redis/go-redis/v9"
@@ -15,14 +16,25 @@ import (
 // all lead to the same one in 1 of 2,048 cases.
 const probes = 12
 
-// whereConnectionsLead returns what INFO says on each of several connections that are open at the same
-// time, and the first error.
-func whereConnectionsLead(ctx context.Context, node *redis.Client) (infos []map[string]string, failed error) {
+// spareConnections returns how many connections may be asked on a server of which INFO says this: no more than
+// half of those that it would still accept, because others need some, too.
+func spareConnections(info map[string]string) int {
+	most, err := strconv.Atoi(info["maxclients"])
+	used, err2 := strconv.Atoi(info["connected_clients"])
+	if err != nil || err2 != nil {
+		return probes
+	}
+	return min(probes, max(0, most-used)/2)
+}
+
+// whereConnectionsLead returns what INFO says on each of n connections that are open at the same time, and the
+// first error.
+func whereConnectionsLead(ctx context.Context, node *redis.Client, n int) (infos []map[string]string, failed error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
-	answers, failures := make([]map[string]string, probes), make([]error, probes)
+	answers, failures := make([]map[string]string, n), make([]error, n)
 	var all sync.WaitGroup
-	for i := range probes {
+	for i := range n {
 		conn := node.Conn()
 		defer conn.Close() // not before all have answered, or the next one would get the same connection
 		// Ends with ctx; waited for below.

@@ -131,6 +131,29 @@ func TestDoctorTellsServersThatGiveLocksFromTheirReplicas(t *testing.T) {
 	}
 }
 
+// Twelve connections would take the last ones of a small server from those that use it, and from doctor's own locks.
+func TestDoctorLeavesConnectionsToOthers(t *testing.T) {
+	for _, c := range []struct {
+		most, used string
+		want       int
+	}{
+		{"10000", "5", probes},
+		{"16", "2", 7},
+		{"10", "8", 1},
+		{"10", "10", 0},
+		{"10", "12", 0},
+		{"", "5", probes}, // the server does not tell
+	} {
+		if n := spareConnections(map[string]string{"maxclients": c.most, "connected_clients": c.used}); n != c.want {
+			t.Errorf("%s of %s are used: %d are asked, want %d", c.used, c.most, n, c.want)
+		}
+	}
+	in := redistest.Server(t, "--maxclients", "8")
+	if got := invoke(t, "doctor", "--redis", in.Addr); got.status != 0 || !strings.Contains(got.out, "ok    hand-off") {
+		t.Errorf("%+v", got)
+	}
+}
+
 // An answer that is lost is no refusal, and to allow what is allowed would not help.
 func TestAnAnswerThatIsLostOnTheWayIsNotCalledARefusal(t *testing.T) {
 	in := redistest.Server(t)

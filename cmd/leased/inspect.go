@@ -33,18 +33,16 @@ func inspectCommand(std streams) *cobra.Command {
 			}
 			defer conn.close()
 			var hint string
-			looked := false
+			var last use
 			look := func() (show func() error, err error) {
 				info, err := conn.client.Inspect(ctx, args[0])
 				if err != nil {
 					return nil, operatorError(&at, "inspect", err)
 				}
-				// To look for other prefixes has Redis go through all of its channels, so that is done once.
-				switch used := len(info.Owners) > 0 || info.Queue > 0; {
-				case used || !looked:
-					hint, looked = conn.hint(ctx, info), true
-				case info.Token > 0:
-					hint = ""
+				// To look for other prefixes has Redis go through all of its channels, so that is done only when
+				// something else may be found.
+				if now := useOf(info); now != last {
+					hint, last = conn.hint(ctx, info, watch), now
 				}
 				said := hint
 				return func() error {
@@ -257,6 +255,26 @@ func writerOf(value string) string {
 		return "a later version of leased"
 	}
 	return "another library"
+}
+
+// use is what Redis says of the use of a lock.
+type use int
+
+const (
+	_          use = iota
+	inUse          // somebody owns it, or waits
+	remembered     // it is free, and Redis has its last token
+	unknown
+)
+
+func useOf(info leased.Info) use {
+	switch {
+	case len(info.Owners) > 0 || info.Queue > 0:
+		return inUse
+	case info.Token > 0:
+		return remembered
+	}
+	return unknown
 }
 
 // jsonInfo is a lock as programs read it. Field names never change; fields are only added.

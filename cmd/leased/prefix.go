@@ -136,14 +136,19 @@ type untraced struct {
 	state       string   // "held", "waited for" or "free", or "" if it is not known with any
 }
 
-func (u *untraced) says() string {
+// says returns the hint. later is whether it is still shown once the other lock may have another state.
+func (u *untraced) says(later bool) string {
 	text := fmt.Sprintf("Redis remembers no lock %q", u.key)
+	state := ", which is " + u.state
+	if later {
+		state = ""
+	}
 	switch {
 	case u.state != "" && u.used == "":
-		return fmt.Sprintf("%s, but clients without a key prefix have one of this name, which is %s; give no --prefix", text, u.state)
+		return fmt.Sprintf("%s, but clients without a key prefix have one of this name%s; if you mean that one, give no --prefix", text, state)
 	case u.state != "":
-		return fmt.Sprintf("%s, but clients with key prefix %q have one of this name, which is %s; give --prefix %s",
-			text, u.used, u.state, shellWord(u.used))
+		return fmt.Sprintf("%s, but clients with key prefix %q have one of this name%s; if you mean that one, give --prefix %s",
+			text, u.used, state, shellWord(u.used))
 	case u.prefix == "":
 		text += "; if your service sets a key prefix (WithKeyPrefix), give it by --prefix"
 	default:
@@ -186,6 +191,9 @@ func (c *connection) untraced(ctx context.Context, name string) *untraced {
 	u := &untraced{key: keys.Lock, prefix: c.prefix}
 	var own bool
 	u.others, own = c.otherPrefixes(ctx)
+	if c.prefix != "" && own { // a lock of another service may have the same name
+		return nil
+	}
 	for _, prefix := range u.others[:min(len(u.others), maxOthers)] {
 		keys, err := protocol.NewKeys(prefix, name)
 		if err != nil {
@@ -196,22 +204,23 @@ func (c *connection) untraced(ctx context.Context, name string) *untraced {
 		}
 	}
 	// A lock of the right prefix, too, has no trace once it was idle for long.
-	given := c.prefix != ""
-	if u.state == "" && (given && own || len(u.others) == 0 && (given || own)) {
+	if u.state == "" && len(u.others) == 0 && (c.prefix != "" || own) {
 		return nil
 	}
 	return u
 }
 
-// hint returns what to say to whoever looks at a lock that may be another one than they mean, or "".
-func (c *connection) hint(ctx context.Context, info leased.Info) string {
-	if len(info.Owners) > 0 || info.Queue > 0 {
+// hint returns what to say to whoever looks at a lock that may be another one than they mean, or "". For later,
+// see untraced.says.
+func (c *connection) hint(ctx context.Context, info leased.Info, later bool) string {
+	switch useOf(info) {
+	case inUse:
 		if other := c.alias(ctx, info.Name); other != nil {
 			return other.says()
 		}
-	} else if info.Token == 0 {
+	case unknown:
 		if u := c.untraced(ctx, info.Name); u != nil {
-			return u.says()
+			return u.says(later)
 		}
 	}
 	return ""
@@ -248,6 +257,7 @@ func (c *connection) otherPrefixes(ctx context.Context) (others []string, own bo
 		if err != nil {
 			continue
 		}
+		nodes = slices.DeleteFunc(nodes, func(node redis.UniversalClient) bool { return hasManyChannels(ctx, node) })
 		for _, found := range askAll(nodes, func(node redis.UniversalClient) ([]string, error) {
 			return node.PubSubChannels(ctx, "*"+globQuote(inbox)+"*").Result()
 		}) {
@@ -263,6 +273,20 @@ func (c *connection) otherPrefixes(ctx context.Context) (others []string, own bo
 	return slices.SortedFunc(maps.Keys(clients), func(a, b string) int {
 		return cmp.Or(cmp.Compare(clients[b], clients[a]), cmp.Compare(a, b))
 	}), own
+}
+
+// manyChannels is of how many channels a server is not asked for the names: it serves nobody else meanwhile, for
+// 2.5 ms for each thousand of them.
+const manyChannels = 20_000
+
+// hasManyChannels reports whether a server is known to have so many.
+func hasManyChannels(ctx context.Context, node redis.UniversalClient) bool {
+	info, err := serverInfo(ctx, node)
+	if err != nil { // no right to know
+		return false
+	}
+	n, _ := strconv.Atoi(info["pubsub_channels"])
+	return n > manyChannels
 }
 
 // clientsOf returns clients of this library that own a lock or wait for it, each once.

@@ -161,7 +161,7 @@ func TestOnAQuorumAnotherPrefixIsFoundToo(t *testing.T) {
 	defer lease.Unlock()
 	at := []string{"--quorum", "--redis", strings.Join(addrs, ",")}
 	eventually(t, "the lock is found by its name without the prefix", func() bool {
-		return strings.Contains(invoke(t, append([]string{"inspect", "x"}, at...)...).out, "which is held; give --prefix billing:")
+		return strings.Contains(invoke(t, append([]string{"inspect", "x"}, at...)...).out, "which is held; if you mean that one, give --prefix billing:")
 	})
 	eventually(t, "the owner is found by its channel", func() bool {
 		return strings.Contains(invoke(t, append([]string{"inspect", "billing:x"}, at...)...).out, "--prefix billing: and the name x")
@@ -210,7 +210,7 @@ func TestALockThatIsKnownOnlyWithAPrefixIsFoundWithoutIt(t *testing.T) {
 		t.Errorf("with another prefix: %q, want %q", got, want)
 	}
 	if got, want := hintOf(t, "stock", append(at, "--prefix", "api:")...), `Redis remembers no lock "api:stock", `+
-		`but clients without a key prefix have one of this name, which is held; give no --prefix`; got != want {
+		`but clients without a key prefix have one of this name, which is held; if you mean that one, give no --prefix`; got != want {
 		t.Errorf("with a prefix that clients do not have: %q, want %q", got, want)
 	}
 
@@ -219,6 +219,14 @@ func TestALockThatIsKnownOnlyWithAPrefixIsFoundWithoutIt(t *testing.T) {
 	}
 	if got := hintOf(t, "ledger", "--redis", redistest.MiniTCP(t).Addr(), "--prefix", "api:"); got != "" {
 		t.Errorf("with a prefix, and nobody there: %q", got)
+	}
+
+	if got := hintOf(t, "stock", append(at, "--prefix", "web:")...); !strings.Contains(got, "one of this name") {
+		t.Errorf("with a prefix that clients do not have yet: %q", got)
+	}
+	holds(t, rdb, "web:", "order", "web")
+	if got := hintOf(t, "stock", append(at, "--prefix", "web:")...); got != "" {
+		t.Errorf("with a prefix that clients have, of a lock that others have, too: %q", got)
 	}
 
 	lease := holds(t, rdb, "app:", "ledger", "web")
@@ -234,7 +242,7 @@ func TestALockThatIsKnownOnlyWithAPrefixIsFoundWithoutIt(t *testing.T) {
 		}},
 	} {
 		c.change()
-		want := `Redis remembers no lock "ledger", but clients with key prefix "app:" have one of this name, which is ` + c.state + `; give --prefix app:`
+		want := `Redis remembers no lock "ledger", but clients with key prefix "app:" have one of this name, which is ` + c.state + `; if you mean that one, give --prefix app:`
 		if got := hintOf(t, "ledger", at...); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
@@ -282,8 +290,8 @@ func TestInspectThatWatchesLooksForPrefixesOnce(t *testing.T) {
 	}()
 	eventually(t, "three looks", func() bool { return strings.Count(out.String(), "\n") >= 3 })
 	for line := range strings.Lines(out.String()) {
-		if !strings.Contains(line, "give --prefix app:") {
-			t.Errorf("no hint: %s", line)
+		if !strings.Contains(line, "one of this name; if you mean that one, give --prefix app:") {
+			t.Errorf("no hint, or one that may not last: %s", line)
 		}
 	}
 	if n := asked.Load(); n != 1 {

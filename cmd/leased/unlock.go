@@ -58,7 +58,7 @@ func forceUnlock(ctx context.Context, std streams, at *address, name string, sur
 	}
 	if len(info.Owners) == 0 {
 		fmt.Fprintf(std.out, "%q is free.\n", info.Name)
-		if hint := conn.hint(ctx, info); hint != "" {
+		if hint := conn.hint(ctx, info, false); hint != "" {
 			fmt.Fprintf(std.err, "leased: %s\n", hint)
 		}
 		return nil
