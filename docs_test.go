@@ -41,6 +41,26 @@ func TestDocsHaveARowForEveryLogLine(t *testing.T) {
 	}
 }
 
+// The reason is what an operator has when a lease was lost, and its text alone does not say where to look.
+func TestDocsSayWhereToLookForEveryReasonOfALoss(t *testing.T) {
+	_, page, found := strings.Cut(readText(t, "docs/operating.md"), "\n### Why a lease was lost\n")
+	if !found {
+		t.Fatal("docs/operating.md does not say why leases are lost")
+	}
+	page, _, _ = strings.Cut(page, "\n### ")
+	page = strings.Join(strings.Fields(page), " ")
+	source := readText(t, "internal/lockstate/reason.go")
+	reasons := regexp.MustCompile(`(?m)^\t\t\w+: +"(.+)",$`).FindAllStringSubmatch(source, -1)
+	if len(reasons) < 10 {
+		t.Errorf("only %d reasons were found", len(reasons))
+	}
+	for _, m := range reasons {
+		if !strings.Contains(page, "`"+m[1]+"`") {
+			t.Errorf("docs/operating.md does not say where to look if the reason of a loss is %q", m[1])
+		}
+	}
+}
+
 func TestDocsHaveARowForEverySentinel(t *testing.T) {
 	rows := rowsOf(t, "docs/operating.md", "Errors")
 	sentinels := map[string]bool{}
