@@ -246,6 +246,9 @@ func TestCommandsThatCameWhileFourWereUnderWayLeaveTogether(t *testing.T) {
 		for i := range 20 {
 			x.answered(t, fmt.Sprint("c", i), time.Duration(1+min(i/4, 1))*time.Millisecond)
 		}
+		if n := s.batches.underWay; n != 0 {
+			t.Errorf("%d are under way when all have returned", n)
+		}
 	})
 	if want := []int{1, 1, 1, 1, 16}; !slices.Equal(r.sizes(), want) {
 		t.Errorf("sent %v", r.sizes())
@@ -305,6 +308,44 @@ func TestCommandsThatHangDoNotHoldUpOthers(t *testing.T) {
 	})
 	if want := []int{1, 1, 1, 1, 10, 1, 1, 1, 1}; !slices.Equal(r.sizes(), want) {
 		t.Errorf("sent %v", r.sizes())
+	}
+}
+
+// A round trip of the commands that were sent last returns, then others hang, and the timer is still running.
+func TestCommandsThatHangAnewDoNotHoldUpOthers(t *testing.T) {
+	r := &road{takes: slowly("hangs", time.Hour)}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		hung := newSender(s)
+		defer hung.all.Wait()
+		for i := range 3 {
+			hung.sendMany(4, "hangs")
+			x := newSender(s)
+			x.send("first", time.Second)
+			time.Sleep(time.Millisecond) // in virtual time
+			x.send("second", time.Second)
+			for _, what := range []string{"first", "second"} {
+				x.answered(t, what, patience+time.Millisecond)
+			}
+			if t.Failed() {
+				t.Fatalf("in round %d", i)
+			}
+		}
+	})
+}
+
+func TestHowManyRoundTripsAreUnderWayIsBoundedThoughOthersHang(t *testing.T) {
+	r := &road{takes: slowly("hangs", time.Hour)}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		hung, x := newSender(s), newSender(s)
+		defer hung.all.Wait()
+		hung.sendMany(4, "hangs")
+		x.sendMany(atOnce*maxTogether+10, "c")
+		for i := range atOnce*maxTogether + 10 {
+			x.answered(t, fmt.Sprint("c", i), patience+time.Duration(1+i/(atOnce*maxTogether))*time.Millisecond)
+		}
+	})
+	if want := 4 + atOnce; r.most != want {
+		t.Errorf("%d round trips were under way at once, want %d", r.most, want)
 	}
 }
 
@@ -375,6 +416,23 @@ func TestACanceledCommandLeavesTheQueueAndNothingElse(t *testing.T) {
 	}
 }
 
+// Its leader's context ends as well, where the client's end has canceled it.
+func TestACanceledCommandStaysInABatchThatWasSent(t *testing.T) {
+	r := &road{}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		x.sendMany(4, "before")
+		x.send("leader", time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second/2)
+		x.under(ctx, "canceled", cancel)
+		time.Sleep(1500 * time.Microsecond) // in virtual time, until the batch is under way
+		cancel()
+		for _, what := range []string{"leader", "canceled"} {
+			x.answered(t, what, 2*time.Millisecond)
+		}
+	})
+}
+
 func TestOnlyWhatTheServerDoesNotKnowIsSentAgain(t *testing.T) {
 	var knows atomic.Bool
 	r := &road{fails: func(trip []redis.Cmder) error {
@@ -435,6 +493,21 @@ func TestTheErrorOfAConnectionIsThatOfEachInTheBatch(t *testing.T) {
 	})
 }
 
+func TestTheErrorOfAHookIsThatOfACommandThatWasQueuedByItself(t *testing.T) {
+	r := &road{fails: func(trip []redis.Cmder) error {
+		if lastOf(trip[0]) == "queued" {
+			return errors.New("the hook's error")
+		}
+		return nil
+	}}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		x.sendMany(4, "before")
+		x.send("queued", time.Second)
+		x.failed(t, "queued", "the hook's error", 2*time.Millisecond)
+	})
+}
+
 func TestTheRefusalOfOneCommandIsNotThatOfItsBatch(t *testing.T) {
 	r := &road{}
 	r.fails = func(trip []redis.Cmder) error {
@@ -458,6 +531,23 @@ func TestTheRefusalOfOneCommandIsNotThatOfItsBatch(t *testing.T) {
 		x.send("other", time.Second)
 		x.failed(t, "refused", "WRONGTYPE", 2*time.Millisecond)
 		x.answered(t, "other", 2*time.Millisecond)
+	})
+}
+
+func TestTheRefusalOfOneCommandIsNotThatOfOneWithoutAReply(t *testing.T) {
+	r := &road{fails: func(trip []redis.Cmder) error {
+		if lastOf(trip[0]) == "refused" {
+			trip[0].SetErr(replyError("WRONGTYPE Operation against a key holding the wrong kind of value"))
+		}
+		return trip[0].Err()
+	}}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		x.sendMany(4, "before")
+		x.send("refused", time.Second)
+		x.send("other", time.Second)
+		x.failed(t, "refused", "WRONGTYPE", 2*time.Millisecond)
+		x.failed(t, "other", errNoReply.Error(), 2*time.Millisecond)
 	})
 }
 
