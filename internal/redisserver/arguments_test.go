@@ -24,5 +24,8 @@ func TestWhatIsCachedForOneLockOrTTLIsNotUsedForAnother(t *testing.T) {
 		if got := a.milliseconds(ttl); got != Milliseconds(ttl) {
 			t.Errorf("%v is sent as %v", ttl, got)
 		}
+		if got := decimal(uint64(i)); got != fmt.Sprint(i) {
+			t.Errorf("%d is sent as %v", i, got)
+		}
 	}
 }

@@ -306,10 +306,7 @@ func (b *batcher) lead(w *queued) {
 		}
 	}()
 	if len(w.batch) == 1 {
-		err := b.srv.Rdb.Process(w.ctx, w.cmd)
-		if err != nil && w.cmd.Err() == nil { // the error of a hook
-			w.cmd.SetErr(err)
-		}
+		_ = b.srv.Rdb.Process(w.ctx, w.cmd) // it sets the error on the command, also that of a hook
 	} else {
 		cmds := make([]redis.Cmder, len(w.batch))
 		for i, other := range w.batch {

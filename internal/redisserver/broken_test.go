@@ -70,6 +70,26 @@ func (froze) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelin
 	}
 }
 
+// Each search costs the connections that are in the pool.
+func TestAPoolThatLedToAReplicaOnlyIsNotSearchedAgainForATime(t *testing.T) {
+	replica := answerError("READONLY You can't write against a read only replica.")
+	r := &road{fails: func(trip []redis.Cmder) error { trip[0].SetErr(replica); return replica }}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		for _, x := range []struct {
+			after time.Duration
+			trips int // since the beginning
+		}{{0, 1}, {searchEvery / 2, 1}, {searchEvery, 2}, {0, 2}} {
+			time.Sleep(x.after) // in virtual time
+			if s.answers(t.Context(), lineOf([]any{"key"}), replica) {
+				t.Error("a replica answers as if it were the primary")
+			}
+			if got := len(r.sizes()); got != x.trips {
+				t.Errorf("%v later, %d commands were sent, want %d", x.after, got, x.trips)
+			}
+		}
+	})
+}
+
 // The go-redis client of a user may have no time limits of its own.
 func TestARenewalWhoseConnectionBrokeDoesNotWaitForAFrozenServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

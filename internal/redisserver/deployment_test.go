@@ -19,6 +19,21 @@ type known struct {
 	reads                                               time.Duration
 }
 
+// The timeout of a user who has set a shorter one than a command takes is kept.
+func TestACloneWaitsNoLongerThanTheClientAndThanACommandTakes(t *testing.T) {
+	for set, want := range map[time.Duration]time.Duration{
+		300 * time.Millisecond: 300 * time.Millisecond,
+		time.Hour:              protocol.CommandTimeout,
+		-1:                     protocol.CommandTimeout, // for no limit
+	} {
+		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ReadTimeout: set})
+		defer rdb.Close()
+		if clone, _ := DeploymentOf(rdb).withContexts(); clone.ReadTimeout != want {
+			t.Errorf("with %v, the clone waits %v, want %v", set, clone.ReadTimeout, want)
+		}
+	}
+}
+
 func TestWhatIsKnownAboutEachKindOfRedisClient(t *testing.T) {
 	const at = "127.0.0.1:1"
 	node := redis.NewClient(&redis.Options{Addr: at, ReadTimeout: time.Second})

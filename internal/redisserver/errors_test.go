@@ -51,8 +51,9 @@ func TestAnErrorSaysWhetherWaitingMendsIt(t *testing.T) {
 		"no upstream host":                   protocol.RefusedNow,
 		"ERR server connection close":        protocol.NoAnswer,   // predixy
 		"ERR no server connection avaliable": protocol.RefusedNow, //nolint:misspell // so does predixy
-		"@user_script: 13: -READONLY You can't write against a read only replica.":                              protocol.RefusedNow, // from pcall, Redis 6.2
-		"WRONGTYPE Operation against a key holding the wrong kind of value":                                     protocol.OtherType,
+		"@user_script: 13: -READONLY You can't write against a read only replica.": protocol.RefusedNow, // from pcall, Redis 6.2
+		"WRONGTYPE Operation against a key holding the wrong kind of value":        protocol.OtherType,
+		"WRONGTYPE in other words": protocol.OtherType,
 		"ERR WRONGTYPE Operation against a key holding the wrong kind of value script: 6b, on @user_script:20.": protocol.OtherType,
 	} {
 		if got := Classify(fmt.Errorf("wrapped: %w", answerError(text))); got.Kind != want {
@@ -79,6 +80,62 @@ func TestAnErrorSaysWhetherWaitingMendsIt(t *testing.T) {
 	}
 	if Classify(nil) != nil {
 		t.Error("no error is a failure")
+	}
+}
+
+// A connection broke, and the server has answered on another one since.
+func TestACommandIsWorthSendingAgainWhereTheServerAnswersAgain(t *testing.T) {
+	for _, err := range []error{io.EOF, answerError("READONLY You can't write against a read only replica.")} {
+		if Classify(err).Again || !Classify(fmt.Errorf("wrapped: %w", answersAgain{err})).Again {
+			t.Errorf("%v: worth it without an answer, or not worth it with one", err)
+		}
+	}
+}
+
+// A context of this package ended, which is not the caller's.
+func TestNoErrorOfTheNetworkMatchesThatOfAContext(t *testing.T) {
+	dial := &net.OpError{Op: "dial", Err: context.DeadlineExceeded}
+	for _, c := range []struct {
+		err     error
+		notSent bool
+		text    string
+	}{
+		{dial, true, dial.Error()},
+		{context.DeadlineExceeded, false, ErrLateAnswer.Error()},
+		{context.Canceled, false, "no answer from Redis: context canceled"},
+	} {
+		err := ofNetwork(c.err)
+		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+			t.Errorf("%v matches the error of a context", err)
+		}
+		if notSent(err) != c.notSent || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%v becomes %v, which says that it was not sent: %v", c.err, err, notSent(err))
+		}
+	}
+	if late := ofNetwork(context.DeadlineExceeded); !errors.Is(late, ErrLateAnswer) {
+		t.Errorf("%v is not %v", late, ErrLateAnswer)
+	}
+}
+
+// A context ends also while a command waits for a connection, but not every error of an exhausted pool comes from that.
+func TestAPoolIsSaidToBeExhaustedOnlyWhereThatCanBeTheCause(t *testing.T) {
+	rdb := redistest.MiniClient(t, redistest.Mini(t), func(o *redis.Options) { o.PoolSize, o.ContextTimeoutEnabled = 1, true })
+	s := New(rdb, "")
+	conn := rdb.Conn()
+	if err := conn.Ping(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.explain(context.DeadlineExceeded); !PoolExhausted(err) {
+		t.Errorf("%v, while the only connection is in use", err)
+	}
+	if err := s.explain(io.EOF); err != io.EOF { //nolint:errorlint // it is not wrapped
+		t.Errorf("the error of a connection becomes %v", err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.explain(context.DeadlineExceeded); PoolExhausted(err) {
+		t.Errorf("%v, while the only connection is idle", err)
 	}
 }
 

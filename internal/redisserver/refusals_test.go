@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"testing"
 	"time"
 
@@ -105,6 +106,25 @@ func TestARefusalIsFoundInsideOtherErrors(t *testing.T) {
 	wrong := errors.New("evalsha failed: WRONGTYPE Operation against a key holding the wrong kind of value")
 	if !wrongType(wrong) {
 		t.Errorf("%v: not of another type", wrong)
+	}
+}
+
+func TestOnlyAReplyIsRepliedToHaveASentence(t *testing.T) {
+	answer := answerError("ERR the sentence of a server")
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{answer, true},
+		{fmt.Errorf("wrapped: %w", answer), true},
+		{errors.Join(io.EOF, answer), true},
+		{answerError("ERR other words"), false},
+		{errors.New("a lock called the sentence"), false},
+		{nil, false},
+	} {
+		if Replied(c.err, "the sentence") != c.want {
+			t.Errorf("%v: replied %v", c.err, !c.want)
+		}
 	}
 }
 

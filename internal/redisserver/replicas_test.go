@@ -144,6 +144,89 @@ func TestEachRoundTripNeedsItsReplicas(t *testing.T) {
 	}
 }
 
+// No replica has anything here. A yield may have made its new request an owner, which the acquire that follows confirms.
+func TestWhatMakesNobodyAnOwnerNeedsNoReplicas(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		r := Replicated(s.srv, 1, time.Millisecond)
+		owner, next, other := s.writer("a"), s.writer("a"), s.writer("b")
+		s.gets(s.acquire(owner))
+		c := s.acquireOf(other)
+		s.waits(s.must(r.Do(t.Context(), &s.keys, &c)), 0)
+		s.cancel(other, 0)
+		a := s.must(r.Do(t.Context(), &s.keys, &protocol.Command{Verb: protocol.Yield, ID: owner, Next: next}))
+		token := s.look().token()
+		a.Clock = min(a.Clock, 1)
+		if want := (protocol.Answer{Outcome: protocol.Enqueued, Token: token - 1, Clock: 1, Left: protocol.Ownerless, Unfinished: true}); a != want {
+			t.Errorf("the yield is answered\n%+v, not\n%+v", a, want)
+		}
+		s.owned(next)
+		a = s.must(r.Do(t.Context(), &s.keys, &protocol.Command{Verb: protocol.Yield, ID: owner, Next: s.writer("a")}))
+		s.is(a, protocol.NotOurs)
+		s.is(s.must(r.Do(t.Context(), &s.keys, &protocol.Command{Verb: protocol.Release, ID: next})), protocol.Done)
+	})
+}
+
+// What is in use already is not canceled for lack of replicas.
+func TestOnlyAGrantThatIsNewIsCanceledForLackOfReplicas(t *testing.T) {
+	onOwnServer(t, func(t *testing.T, s *scene) {
+		r := Replicated(s.srv, 1, time.Millisecond)
+		owner, reader := s.writer("a"), s.reader("a")
+		for _, x := range []struct {
+			what     string
+			c        protocol.Command
+			canceled bool
+		}{
+			{"a grant", s.acquireOf(owner), true},
+			{"a question", s.questionOf(owner), false},
+			{"a downgrade", protocol.Command{Verb: protocol.Downgrade, ID: owner, Next: reader}, false},
+		} {
+			a, err := r.Do(t.Context(), &s.keys, &x.c)
+			if fail := Classify(err); !errors.Is(err, protocol.ErrNoReplicas) || fail.LacksReplicas != x.canceled || a != (protocol.Answer{}) {
+				t.Errorf("%s: %+v, %v, to be canceled: %v", x.what, a, err, fail != nil && fail.LacksReplicas)
+			}
+		}
+		batch := make([]protocol.Renewal, 2)
+		for i, id := range []string{reader, s.writer("b")} {
+			req, err := protocol.RequestOf(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			batch[i] = protocol.Renewal{Keys: &s.keys, Req: req}
+		}
+		r.Renew(t.Context(), batch)
+		if owned := batch[0]; owned.Outcome != protocol.Unanswered || !errors.Is(owned.Err, protocol.ErrNoReplicas) {
+			t.Errorf("the renewal of the owner: %v, %v", owned.Outcome, owned.Err)
+		}
+		if other := batch[1]; other.Outcome != protocol.NotOurs || other.Err != nil {
+			t.Errorf("the renewal of another request: %v, %v", other.Outcome, other.Err)
+		}
+	})
+}
+
+// nowhere are the masters of a Cluster that is not reached.
+type nowhere struct{}
+
+func (nowhere) MasterForKey(context.Context, string) (*redis.Client, error) { return nil, io.EOF }
+
+func TestWhereNoNodeIsFoundThatIsTheErrorOfAGrantAndOfARenewal(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:0"})
+	defer rdb.Close()
+	s := New(rdb, "")
+	s.Masters = nowhere{}
+	r := Replicated(s, 1, time.Second)
+	var k protocol.Keys
+	if _, err := r.Do(t.Context(), &k, &protocol.Command{Verb: protocol.Acquire}); !errors.Is(err, io.EOF) {
+		t.Errorf("the error of a grant is %v", err)
+	}
+	batch := []protocol.Renewal{{Keys: &k}, {Keys: &k}}
+	r.Renew(t.Context(), batch)
+	for _, one := range batch {
+		if one.Outcome != protocol.Unanswered || !errors.Is(one.Err, io.EOF) {
+			t.Errorf("a renewal: %v, %v", one.Outcome, one.Err)
+		}
+	}
+}
+
 // A lock has one command under way, so its release would wait for the turn.
 func TestAnOwnersQuestionAndItsDowngradeWaitForNoTurn(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {

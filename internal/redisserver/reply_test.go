@@ -3,6 +3,7 @@ package redisserver
 import (
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -67,6 +68,66 @@ func TestAReplyThatNoScriptReturnsIsAnError(t *testing.T) {
 	for _, reply := range append(slices.Clone(anything[:7]), []any{"x", int64(1)}, []any{"-1", int64(1)}, []any{int64(7), int64(1)}) {
 		_, _, err := marked(reply)
 		fails("a vote", reply, err)
+	}
+}
+
+func TestALongReplyOfAnotherFormIsAnError(t *testing.T) {
+	for _, bad := range []longReply{
+		{int64(codeGranted), int64(1)},
+		{int64(codeQueued), int64(1)},
+		{int64(codeRefused), int64(1)},
+		{int64(codeGranted), int64(-1), int64(9), int64(0), int64(0), int64(0), int64(0), int64(0), int64(0)},
+		{int64(codeGranted), "1", int64(9), int64(0), int64(0), int64(0), int64(0), int64(0), int64(0)},
+		{int64(codeDone + 1), int64(0)},
+		{1.5, int64(0)},
+	} {
+		a, err := parseAnswer(bad)
+		if err == nil || !strings.Contains(err.Error(), "malformed answer") {
+			t.Errorf("%v is read as %+v, %v", bad, a, err)
+		}
+	}
+	if _, err := parseAnswer(longReply{int64(codeGranted), "odd"}); err == nil || !strings.Contains(err.Error(), "odd") {
+		t.Errorf("%v does not quote the answer", err)
+	}
+}
+
+func TestEachPlaceOfALongReplyIsReadIntoItsField(t *testing.T) {
+	of := func(code int64, rest ...any) longReply { return append(longReply{code}, rest...) }
+	no, yes := int64(0), int64(1)
+	for _, c := range []struct {
+		reply longReply
+		want  protocol.Answer
+	}{
+		{of(codeGranted, int64(7), int64(9), no, int64(3), no, no, no, int64(2)),
+			protocol.Answer{Outcome: protocol.Granted, Token: 7, Clock: 9, Handed: 3, Echo: 2}},
+		{of(codeGranted, int64(7), int64(9), yes, no, no, int64(keptToken), no, no),
+			protocol.Answer{Outcome: protocol.Granted, Token: 7, Clock: 9, More: true, Kept: true}},
+		{of(codeGranted, int64(7), int64(9), no, no, yes, int64(keptAnew), yes, no),
+			protocol.Answer{Outcome: protocol.Granted, Token: 7, Clock: 9, Unfinished: true, Kept: true, Forgot: true, Gone: true}},
+		{of(codeQueued, int64(7), int64(9), int64(2), int64(500), "owner", no, int64(4), int64(3), no, int64(8), no),
+			protocol.Answer{Outcome: protocol.Enqueued, Token: 7, Clock: 9, Place: 2, Left: 500 * time.Millisecond, Blocker: "owner", Echo: 4, Handed: 3, Told: 8}},
+		{of(codeRefused, int64(7), int64(9), no, no, "", yes, no, no, no, int64(-1), no),
+			protocol.Answer{Outcome: protocol.Refused, Token: 7, Clock: 9, NoNotify: true}},
+		{of(codeQueued, int64(7), int64(9), no, no, "", no, no, no, yes, no, yes),
+			protocol.Answer{Outcome: protocol.Enqueued, Token: 7, Clock: 9, Unfinished: true, Gone: true}},
+		{of(codeNotOurs, no), protocol.Answer{Outcome: protocol.NotOurs}},
+		{of(codeNotOurs, no, int64(9), int64(8)), protocol.Answer{Outcome: protocol.NotOurs, Clock: 9, Mark: 8}},
+		{of(codeDone, int64(3)), protocol.Answer{Outcome: protocol.Done, Handed: 3}},
+		{of(codeDone, int64(3), no), protocol.Answer{Outcome: protocol.Done, Handed: 3}},
+		{of(codeDone, int64(3), yes), protocol.Answer{Outcome: protocol.Done, Handed: 3, Unfinished: true}},
+	} {
+		if a, err := parseAnswer(c.reply); err != nil || a != c.want {
+			t.Errorf("%v is read as\n%+v, %v, not\n%+v", c.reply, a, err, c.want)
+		}
+	}
+	canceled := protocol.Canceled{Owned: true, Token: 7, Clock: 9, Mark: 8}
+	if c := parseCanceled([]any{int64(codeGranted), no, yes, int64(7), int64(9), int64(8), no}, nil); c != canceled {
+		t.Errorf("a cancel is read as %+v, not %+v", c, canceled)
+	}
+	for _, reply := range [][]any{{"8", "reply"}, {"8", "7", "9"}} {
+		if _, mark, err := marked(reply); mark != 8 || err != nil {
+			t.Errorf("%v: the mark is %d, %v", reply, mark, err)
+		}
 	}
 }
 
