@@ -402,11 +402,13 @@ func TestACanceledCommandLeavesTheQueueAndNothingElse(t *testing.T) {
 		x := newSender(s)
 		x.sendMany(4, "before")
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		x.send("ahead", time.Second)
 		x.under(ctx, "canceled", cancel)
-		x.send("other", time.Second)
+		x.send("behind", time.Second)
 		cancel()
 		x.failed(t, "canceled", "canceled", 0)
-		x.answered(t, "other", 2*time.Millisecond)
+		x.answered(t, "ahead", 2*time.Millisecond)
+		x.answered(t, "behind", 2*time.Millisecond)
 		for i := range 4 {
 			x.answered(t, fmt.Sprint("before", i), time.Millisecond)
 		}

@@ -1,8 +1,10 @@
 package redisserver
 
 import (
+	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
 )
@@ -203,5 +205,19 @@ func TestACanceledReaderWhoseMarkerIsGoneLeavesNothing(t *testing.T) {
 			t.Errorf("readers: %v", st.readers)
 		}
 		s.clear()
+	})
+}
+
+func TestAReleaseInDoubtWhoseAnswerCannotBeReadHasAnError(t *testing.T) {
+	onRoad(t, &road{}, func(t *testing.T, s *Server) { // which answers with a text
+		k, err := protocol.NewKeys("", "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if a, err := s.Do(ctx, &k, &protocol.Command{Verb: protocol.Release, ID: "id", Proof: 1}); err == nil {
+			t.Errorf("it is read as %+v", a)
+		}
 	})
 }

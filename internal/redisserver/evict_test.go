@@ -2,7 +2,10 @@ package redisserver
 
 import (
 	"context"
+	"io"
 	"testing"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased/internal/protocol"
 )
@@ -97,4 +100,32 @@ func TestTheNextOwnerIsNotEvictedForTheOneBefore(t *testing.T) {
 		}
 		s.owned()
 	})
+}
+
+// The server answers again in both cases. Only a replica has certainly evicted nobody; another owner may have come
+// after an eviction that had no answer.
+func TestAnEvictionIsRepeatedOnlyWhereItEvictedNobody(t *testing.T) {
+	for err, want := range map[error]int{
+		io.EOF: 1,
+		answerError("READONLY You can't write against a read only replica."): 2,
+	} {
+		sent := 0
+		r := &road{fails: func(trip []redis.Cmder) error {
+			if trip[0].Name() != "evalsha" {
+				return nil
+			}
+			sent++
+			trip[0].SetErr(err)
+			return err
+		}}
+		onRoad(t, r, func(t *testing.T, s *Server) {
+			k, bad := protocol.NewKeys("", "x")
+			if bad != nil {
+				t.Fatal(bad)
+			}
+			if _, evicted := s.Evict(t.Context(), &k); evicted == nil || sent != want {
+				t.Errorf("after %v, it was sent %d times, want %d; its error is %v", err, sent, want, evicted)
+			}
+		})
+	}
 }

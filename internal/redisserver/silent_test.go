@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -393,3 +395,24 @@ func (l *limiter) Allow() error {
 }
 
 func (*limiter) ReportResult(error) {}
+
+func TestEachCommandWithoutAnAnswerInTimeIsToldOfWithItsKey(t *testing.T) {
+	r := &road{takes: slowly("", time.Hour)}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		var told []string
+		s.OnSilence = func(key string) { told = append(told, key) }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := s.run(ctx, &RenewScript, []any{"alone"}, "id"); err == nil {
+			t.Error("a command that hangs has an answer")
+		}
+		k, err := protocol.NewKeys("", "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Renew(t.Context(), []protocol.Renewal{{Keys: &k, Req: protocol.Request{ID: "id"}}})
+		if want := []string{"alone", k.Lock}; !slices.Equal(told, want) {
+			t.Errorf("told of %q, want %q", told, want)
+		}
+	})
+}
