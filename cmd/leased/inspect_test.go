@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -132,6 +134,59 @@ func TestUnlockSaysThatTheOwnerWasQuicker(t *testing.T) {
 	got := invoke(t, "unlock", "--redis", "redis://"+server.Addr(), "--force", "--yes", "job")
 	if got.status != 0 || got.out != "\"job\" was unlocked before it was taken from another library.\n" {
 		t.Errorf("status %d, printed:\n%s%s", got.status, got.out, got.err)
+	}
+}
+
+// Redis calls the lock free then, and so does inspect: nothing else would tell why one process goes on waiting.
+func TestUnlockSaysThatTheOwnersOwnCallersStillWait(t *testing.T) {
+	server := redistest.MiniTCP(t)
+	rdb := redistest.MiniClient(t, server)
+	unlock := func() string {
+		t.Helper()
+		got := invoke(t, "unlock", "--redis", "redis://"+server.Addr(), "--force", "--yes", "job")
+		if got.status != 0 || got.err != "" {
+			t.Fatalf("%+v", got)
+		}
+		return got.out
+	}
+	c, err := leased.New(rdb, leased.WithOwner("shop-b"), leased.WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	for _, shared := range []bool{false, true} {
+		taken := "\"job\" was taken from \"shop-b\".\nCallers of \"shop-b\" itself wait until it unlocks; if it never will, restart it.\n"
+		take := c.RWMutex("job").LockContext
+		if shared {
+			taken = "\"job\" was taken from \"shop-b\".\nWriters of \"shop-b\" itself wait until its readers unlock; if they never will, restart it.\n"
+			take = c.RWMutex("job").RLockContext
+		}
+		lease, err := take(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := unlock(); got != taken {
+			t.Errorf("shared %v: printed:\n%swant:\n%s", shared, got, taken)
+		}
+		<-lease.Context().Done()
+		// Without this, what was printed would be wrong.
+		if _, err := c.RWMutex("job").TryLockContext(t.Context()); !errors.Is(err, leased.ErrLocked) {
+			t.Errorf("shared %v: another caller of the owner got %v", shared, err)
+		}
+		if err := lease.Unlock(); !errors.Is(err, leased.ErrLeaseLost) {
+			t.Errorf("shared %v: %v", shared, err)
+		}
+	}
+
+	server.Set("job", "foreign")
+	if got, want := unlock(), "\"job\" was taken from another library.\n"; got != want {
+		t.Errorf("printed:\n%swant:\n%s", got, want)
+	}
+	if got := leftText([]leased.Owner{{Client: "a", Unlocked: true}, {Value: "x"}}); got != "" {
+		t.Errorf("of owners without callers: %q", got)
+	}
+	if got := leftText([]leased.Owner{{Client: "a", Shared: true}, {Client: "b", Shared: true}}); !strings.HasPrefix(got, "Writers of these processes wait ") {
+		t.Errorf("of readers of two processes: %q", got)
 	}
 }
 

@@ -20,7 +20,7 @@ func unlockCommand(std streams) *cobra.Command {
 		Use:   "unlock --force NAME",
 		Short: "Take a lock from its owner",
 		Long: "Takes a lock from its owner and lets the next waiter in. If the owner uses Leased, it is told, and the context of its " +
-			"work ends. It may work on for as long as it does not heed that, so use this only for an owner that you know to be gone or wrong. If nobody owns the lock, nothing is done. Unless --yes is given, " +
+			"work ends. It may work on for as long as it does not heed that, so use this only for an owner that you know to be gone or wrong. Callers of its own process wait until it unlocks, so one that never will has to be restarted. If nobody owns the lock, nothing is done. Unless --yes is given, " +
 			"it asks.",
 		Example: "  leased unlock --force migrations",
 		Args:    oneName,
@@ -90,11 +90,26 @@ func forceUnlock(ctx context.Context, std streams, at *address, name string, sur
 	case evicted == 0:
 		fmt.Fprintf(std.out, "%q was unlocked before it was taken from %s.\n", info.Name, ownersText(info.Owners))
 	case info.Servers > 0:
-		fmt.Fprintf(std.out, "%q was taken from %s on %d of %d servers.\n", info.Name, ownersText(info.Owners), evicted, info.Servers)
+		fmt.Fprintf(std.out, "%q was taken from %s on %d of %d servers.\n%s", info.Name, ownersText(info.Owners), evicted, info.Servers, leftText(info.Owners))
 	default:
-		fmt.Fprintf(std.out, "%q was taken from %s.\n", info.Name, ownersText(info.Owners))
+		fmt.Fprintf(std.out, "%q was taken from %s.\n%s", info.Name, ownersText(info.Owners), leftText(info.Owners))
 	}
 	return nil
+}
+
+// leftText says of owners from whom a lock was taken for whom it is not free: who waits inside of their processes
+// waits for their Unlock, of which Redis knows nothing. It returns "" if no owner can have such callers.
+func leftText(owners []leased.Owner) string {
+	at := slices.DeleteFunc(slices.Clone(owners), func(o leased.Owner) bool { return o.Client == "" || o.Unlocked })
+	switch {
+	case len(at) == 0:
+		return ""
+	case !at[0].Shared:
+		return fmt.Sprintf("Callers of %s itself wait until it unlocks; if it never will, restart it.\n", ownersText(at))
+	case len(at) == 1: // its readers still share the lock with further ones
+		return fmt.Sprintf("Writers of %s itself wait until its readers unlock; if they never will, restart it.\n", ownersText(at))
+	}
+	return "Writers of these processes wait until the readers of their own process unlock; if those never will, restart it.\n"
 }
 
 // noneIsNew reports whether all who own the lock now owned it before.
