@@ -93,6 +93,9 @@ func examine(ctx context.Context, std streams, at *address) error {
 				d.tell(persistenceFinding(info))
 				d.tell(replicationFinding(info))
 			}
+			if commands, ok := commandsFinding(ctx, node); ok {
+				d.tell(commands)
+			}
 		}
 		if ofQuorum {
 			d.tell(quorumPersistenceFinding(ctx, node, at.prefix))
@@ -398,10 +401,15 @@ func roundTripFinding(ctx context.Context, rdb redis.UniversalClient) finding {
 		}
 		trips = append(trips, time.Since(start))
 	}
+	return tripsFinding(trips)
+}
+
+func tripsFinding(trips []time.Duration) finding {
 	p50, most := quantile(trips, 0.5), slices.Max(trips)
-	f := finding{verdictOK, "round trip", fmt.Sprintf("%s, at most %s of 20", milliseconds(p50), milliseconds(most)), "", ""}
+	f := finding{verdictOK, "round trip", fmt.Sprintf("%s, at most %s of %d", milliseconds(p50), milliseconds(most), len(trips)), "", ""}
 	if most > 100*time.Millisecond {
-		f.verdict, f.means, f.change = verdictNote, "Each lock and unlock that needs Redis takes as long.", "choose a TTL of at least "+brief(max(30*most, time.Second))
+		f.verdict, f.means = verdictNote, "Each lock and unlock that needs Redis takes as long."
+		f.change = "unless Redis is that far away, find out what makes it slow: SLOWLOG GET, LATENCY LATEST; until then, choose a TTL of at least " + brief(max(30*most, time.Second))
 	}
 	return f
 }

@@ -35,6 +35,8 @@ func TestTheFiguresOfThePageAreThoseOfTheProgram(t *testing.T) {
 		{"does not answer at the start, `leased run` ends with status 69: after five seconds", connectTime, 5 * time.Second},
 		{"does not answer for more than five seconds, it says why", lastingTrouble, 5 * time.Second},
 		{"`doctor` also opens 12 connections at once", probes, 12},
+		{"that take more than 50 ms on average", slowCommand, 50 * time.Millisecond},
+		{"on average of at least 10 calls", enoughCalls, 10},
 		{"find locks by SCAN (100 keys a call, and never KEYS)", scanCount, 100},
 		{"A refresh of `top` costs at most 300 calls of SCAN", topScans, 300},
 		{"5,000 single EXISTS (always single in a Cluster)", topChecks, 5000},
