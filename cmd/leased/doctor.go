@@ -109,6 +109,9 @@ func examine(ctx context.Context, std streams, at *address) error {
 		fmt.Fprintln(std.out)
 		d.tell(clocksFinding(clocks))
 	}
+	if o, err := at.options(); err == nil && o.MasterName != "" {
+		d.tell(replicasFinding(ctx, o))
+	}
 	d.tell(roundTripFinding(ctx, rdb))
 	if wrongServer {
 		d.tell(finding{verdictUnknown, "lock", "not tried", "Whatever a lock does there, it would say nothing of locks elsewhere.", ""})

@@ -12,15 +12,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Redis runs one command at a time, so all locks wait while one runs. A few questions in a row miss one that comes
-// now and then, and the server's own statistics do not.
+// Redis runs one command at a time, so all locks wait while one runs. A few questions in a row miss one that
+// comes now and then, and the server's own statistics do not.
 
 const (
 	slowCommand = 50 * time.Millisecond // a command that takes longer is told
 	enoughCalls = 10                    // fewer say nothing of what is usual
 )
 
-// blocking are the commands whose clients are blocked while others are served. Some versions count that time as the command's.
+// blocking are the commands whose clients are blocked while others are served. Some versions count that time
+// as the command's.
 var blocking = []string{"blpop", "brpop", "brpoplpush", "blmove", "blmpop", "bzpopmin", "bzpopmax", "bzmpop", "xread", "xreadgroup", "wait", "waitaof"}
 
 // usage is what a server says of a command since it was started, or since CONFIG RESETSTAT.

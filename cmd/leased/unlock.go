@@ -97,8 +97,9 @@ func forceUnlock(ctx context.Context, std streams, at *address, name string, sur
 	return nil
 }
 
-// leftText says of owners from whom a lock was taken for whom it is not free: who waits inside of their processes
-// waits for their Unlock, of which Redis knows nothing. It returns "" if no owner can have such callers.
+// leftText says for whom a lock is not free that was taken from its owners: who waits inside of their
+// processes waits for their Unlock, of which Redis knows nothing. It returns "" if no owner can have such
+// callers.
 func leftText(owners []leased.Owner) string {
 	at := slices.DeleteFunc(slices.Clone(owners), func(o leased.Owner) bool { return o.Client == "" || o.Unlocked })
 	switch {
