@@ -270,7 +270,7 @@ func (e *entry) end(loss lockstate.Loss) {
 	lost, cause := loss.Why != 0, ErrClosed // Caller.Ended may come from a later step
 	e.mu.Lock()
 	w := callOf(loss.Caller)
-	contexts, token := w.extras().contexts, w.Token
+	contexts, token, ttl := w.extras().contexts, w.Token, w.Opts.TTL
 	var held holdRecord
 	var first bool
 	if lost {
@@ -284,7 +284,7 @@ func (e *entry) end(loss lockstate.Loss) {
 	}
 	c := e.client
 	c.stats.lost.Add(1)
-	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause}) {
+	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause, ttl: ttl}) {
 		c.log.lossesDropped()
 	}
 	if first {

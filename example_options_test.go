@@ -82,8 +82,8 @@ func ExampleWithLogger() {
 		_ = client.Close() // waits for the logger
 	}
 	// Output:
-	// level=ERROR msg="leased: lease lost before Unlock" lock=salary:4711
-	// level=ERROR msg="leased: lease lost before Unlock"
+	// level=ERROR msg="leased: lease lost before Unlock" lock=salary:4711 ttl=30s
+	// level=ERROR msg="leased: lease lost before Unlock" ttl=30s
 }
 
 // Any policy with the method NextBackOff will do. Locks never share one.

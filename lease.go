@@ -232,6 +232,8 @@ type LossEvent struct {
 	Token  uint64 // of the lease
 	Reason string // human-readable
 	Err    error  // matches ErrLeaseLost, and ErrMaxHold at the end of a maximum hold
+
+	ttl time.Duration // of the handle that it was locked with, for the log
 }
 
 // checkPatience bounds the wait of a Check, which may have to wait for the renewal of another check before

@@ -251,6 +251,7 @@ func TestLogsNameTheLock(t *testing.T) {
 			"an operator has to fix this\" lock=other-hash error=",
 			"or use ForceUnlock\" lock=foreign\n",
 			"level=ERROR msg=\"leased: lease lost before Unlock\" lock=deleted token=",
+			"\" ttl=10s\n",
 			"Redis cannot run lock commands now; trying again\" lock=unconfirmed error=",
 			"a release was not confirmed; still trying\" lock=unconfirmed error=",
 		} {

@@ -334,7 +334,7 @@ var mutants = []mutant{
 	{"a quorum: a new set's grants by message are no reason to ask", "internal/quorum/majority.go", "	return n >= l.cfg.need() || young == l.cfg.N\n}\n\n// slack", "	return n >= l.cfg.need() || young > l.cfg.N\n}\n\n// slack", "OnANewSet"},
 	{"a downgrade forgets that its new id is wanted", "internal/lockstate/events.go", "		g.wanted, g.next.wanted = true, true //", "		g.wanted = true //", "TestADowngradesNewID"},
 	{"waiting is not given up with the context", "acquire.go", "		case <-done:\n			return false\n", "		case <-make(chan int):\n			return false\n", "ACanceledWaitLeavesNothing"},
-	{"loss handler called under the lock", "entry.go", "	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause}) {", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := c.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause})\n	} else {", "LossHandler"},
+	{"loss handler called under the lock", "entry.go", "	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause, ttl: ttl}) {", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := c.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause, ttl: ttl})\n	} else {", "LossHandler"},
 
 	// what reviews found
 	{"a subscription that overtakes an answer is forgotten (rule 3)", "internal/lockstate/events.go", "	l.pending.stale = l.pending.verb != protocol.None\n	if g :=", "	if g :=", "TestRule3"},
@@ -851,6 +851,9 @@ var mutants = []mutant{
 	{"a grant that too few replicas have stays", "internal/redisserver/replicas.go", "		err = &unconfirmedGrant{err}\n", "", "Replica"},
 	{"a lease that a sleep ended is said not to have been renewed", "internal/lockstate/timers.go", "			why = Slept\n", "", "TestALeaseThatASleepEnds"},
 	{"a lease that was not renewed is said to have ended by a sleep", "internal/lockstate/timers.go", "< window(g.ttl())/2 {", "< window(g.ttl()) {", "TestALeaseThatASleepEnds"},
+	{"a lease that a paused process did not renew is laid to Redis", "internal/lockstate/timers.go", "			why = Paused\n", "", "DoesNotPointToRedis"},
+	{"a lease whose renewals failed is laid to the process", "internal/lockstate/timers.go", "l.lastErr == nil && l.trustEnds()", "l.trustEnds()", "DoesNotPointToRedis"},
+	{"a lease whose renewals have no answer is laid to the process", "internal/lockstate/timers.go", "sub(g.renewAt) >= g.ttl()/4", "sub(g.renewAt) >= -g.ttl()", "DoesNotPointToRedis"},
 	{"a token that is not a time is said to be one", "internal/protocol/owners.go", "if reader.Token <= s.Clock || s.Servers > 0 {", "if true {", "TestSinceWhen"},
 	{"a request that is made anew again and again fills the log of its caller", "internal/lockstate/eventlog.go", "		return e.has(EventQueuedInRedis)\n", "		return false\n", "NotConfirmedAgainAndAgain"},
 	{"after many errors it is not told that others are ahead", "internal/lockstate/eventlog.go", "		return e.has(EventQueuedInRedis)\n", "		return true\n", "ToldAfterAnyNumberOfErrors"},

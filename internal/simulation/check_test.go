@@ -306,7 +306,7 @@ func (w *world) losses(c *simClient, before *lockstate.Status, fx *lockstate.Eff
 		w.lostInTime(c, before, l.Why)
 		inTime := c.now().Before(before.Trust) && before.State == lockstate.Held && !before.Drifted(c.now())
 		if inTime && !c.dead && !w.excuse(before.Req.ID) && !w.struck[before.Req.ID] && l.Why != lockstate.Overlong {
-			next := before.Downgrading && before.Next != "" && !w.copied[before.Next] && l.Why != lockstate.NotConfirmed // see lostInTime
+			next := before.Downgrading && before.Next != "" && !w.copied[before.Next] && l.Why != lockstate.NotConfirmed && l.Why != lockstate.Paused // see lostInTime
 			if v := w.look(); v.owns(before.Req.ID) || next && v.owns(before.Next) {
 				w.fail("%s gave up %s, which it owns: %s", c.name, short(before.Req.ID), l.Why)
 			}
