@@ -261,8 +261,9 @@ func (l *throttledLog) serverReturned(at serverName, answering, of int, after ti
 }
 
 // serverYoung logs that a server has restarted without its data, or is new, at Warn if that leaves too
-// few servers that may vote: then there are no locks until the quarantine ends.
-func (l *throttledLog) serverYoung(at serverName, left time.Duration, tooFew bool) {
+// few servers that may vote: then there are no locks until the quarantine ends. Nor is it normal that a server
+// loses its data again soon.
+func (l *throttledLog) serverYoung(at serverName, left time.Duration, tooFew, again bool) {
 	level := slog.LevelInfo
 	if tooFew {
 		level = slog.LevelWarn
@@ -270,8 +271,12 @@ func (l *throttledLog) serverYoung(at serverName, left time.Duration, tooFew boo
 	l.later(func() {
 		cause := at.cause("young")
 		delete(l.last, cause) // each loss has a line: an operator counts from it when the next server may restart
-		l.print(level, cause, "a server of the quorum is new or has lost its data; its vote does not count yet",
-			at.withServer("for", left)...)
+		args := at.withServer("for", left)
+		if again {
+			l.print(slog.LevelWarn, cause, "a server of the quorum has lost its data again; its vote does not count yet", args...)
+		} else {
+			l.print(level, cause, "a server of the quorum is new or has lost its data; its vote does not count yet", args...)
+		}
 	})
 }
 

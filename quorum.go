@@ -115,7 +115,9 @@ func (c *Client) reports(addrs []string) quorum.Reports {
 		Returned: func(i, answering int, after time.Duration) {
 			c.log.serverReturned(at(i), answering, len(addrs), after)
 		},
-		Young:   func(i int, left time.Duration, tooFew bool) { c.log.serverYoung(at(i), left, tooFew) },
+		Young: func(i int, left time.Duration, tooFew, again bool) {
+			c.log.serverYoung(at(i), left, tooFew, again)
+		},
 		Refused: func(i int, why error) { c.log.serverRefuses(at(i), why) },
 	}
 }

@@ -306,13 +306,33 @@ func TestAQuorumTellsThatTooFewServersMayVote(t *testing.T) {
 		}
 		restart(servers[1]) // the next restart has to wait for a minute from here
 		fails()
-		if n := out.count(slog.LevelWarn, young); n != 2 {
+		if n := out.count(slog.LevelWarn, "a server of the quorum has lost its data again"); n != 1 || out.count(slog.LevelWarn, young) != 1 {
 			t.Errorf("a server has lost its data for a second time: %q", out.messages())
 		}
 		servers[2].die()
 		unlock(t, lock(t, c.Mutex("x"))) // once the quarantine is over
 		time.Sleep(time.Second)
 		states(2, 0, 1)
+	})
+}
+
+func TestAServerThatLosesItsDataAgainIsAReasonToWarn(t *testing.T) {
+	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		var out logs
+		c := open(out.option())
+		for range 2 {
+			servers[0].die()
+			time.Sleep(time.Second)
+			servers[0].comeBackEmpty()
+			time.Sleep(5 * time.Second) // until it answers again
+			for range 2 {               // the first one may find no more than that the connection is broken
+				unlock(t, lock(t, c.Mutex("x")))
+				time.Sleep(time.Second)
+			}
+		}
+		if info, warn := out.count(slog.LevelInfo, "is new or has lost its data"), out.count(slog.LevelWarn, "has lost its data again"); info != 1 || warn != 1 {
+			t.Errorf("logged %q", out.messages())
+		}
 	})
 }
 

@@ -419,6 +419,10 @@ func (m *member) isOld() bool {
 	return m.voted && !time.Now().Before(m.young)
 }
 
+// soonAgain is how soon after a loss of its data a server that loses it once more is reported as one that does
+// so again: one that was restarted on purpose runs for longer.
+const soonAgain = 10 * time.Minute
+
 // reportYoung reports each quarantine once.
 func (m *member) reportYoung(left time.Duration) {
 	m.mu.Lock()
@@ -432,12 +436,13 @@ func (m *member) reportYoung(left time.Duration) {
 	// An answer that was late on its way looks like a later end. So a second restart within that time has no report.
 	late := min(protocol.CommandTimeout+time.Second, max(time.Second, m.quorum.quarantine/2))
 	known := !end.After(m.young.Add(late)) // else the server has restarted again
+	again := !m.young.IsZero() && end.Sub(m.young) < max(m.quorum.quarantine, soonAgain)
 	if !known {
 		m.young = end
 	}
 	m.mu.Unlock()
 	if !known {
-		m.quorum.reports.Young(m.place, left, m.quorum.tooFewVote())
+		m.quorum.reports.Young(m.place, left, m.quorum.tooFewVote(), again)
 	}
 }
 

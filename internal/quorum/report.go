@@ -22,8 +22,9 @@ type Reports struct {
 	// Returned reports that a server answers again, and how long it was away.
 	Returned func(server, answering int, after time.Duration)
 	// Young reports that a server has no data from before, and for how long its vote does not count. If
-	// tooFew, fewer than a majority of the servers may vote meanwhile.
-	Young func(server int, left time.Duration, tooFew bool)
+	// tooFew, fewer than a majority of the servers may vote meanwhile. If again, its data had been lost a
+	// short while before, too.
+	Young func(server int, left time.Duration, tooFew, again bool)
 	// Refused reports that a server answers, but refuses a command, each time.
 	Refused func(server int, why error)
 }

@@ -175,7 +175,7 @@ func TestServersThatHaveTheGrantAndAnswerStandBehindIt(t *testing.T) {
 func TestALateAnswerIsNoSecondLossOfData(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reports := 0
-		s := &Server{quarantine: time.Minute, reports: Reports{Young: func(int, time.Duration, bool) { reports++ }}}
+		s := &Server{quarantine: time.Minute, reports: Reports{Young: func(int, time.Duration, bool, bool) { reports++ }}}
 		m := &member{quorum: s}
 		s.members = []*member{m}
 		for _, c := range []struct{ after, left time.Duration }{
@@ -191,6 +191,36 @@ func TestALateAnswerIsNoSecondLossOfData(t *testing.T) {
 		time.Sleep(4 * time.Second)
 		if m.reportYoung(time.Minute); reports != 2 {
 			t.Errorf("after another restart: %d reports", reports)
+		}
+	})
+}
+
+func TestAServerThatLosesItsDataAgainSoonIsReportedAsSuch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []bool
+		s := &Server{reports: Reports{Young: func(_ int, _ time.Duration, _, again bool) { told = append(told, again) }}}
+		m := &member{quorum: s}
+		s.members = []*member{m}
+		for _, c := range []struct {
+			after, quarantine time.Duration
+			again             bool
+		}{
+			{0, time.Minute, false},
+			{30 * time.Second, time.Minute, true}, // in quarantine
+			{9 * time.Minute, time.Minute, true},
+			{11 * time.Minute, time.Minute, false},
+			{time.Hour, time.Hour, false},
+			{50 * time.Minute, time.Hour, true}, // in quarantine
+		} {
+			time.Sleep(c.after)
+			s.quarantine = c.quarantine
+			m.reportYoung(c.quarantine)
+			if last := len(told) - 1; last < 0 || told[last] != c.again {
+				t.Errorf("%v after the one before: again is %v", c.after, told)
+			}
+		}
+		if len(told) != 6 {
+			t.Errorf("%d reports", len(told))
 		}
 	})
 }
