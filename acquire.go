@@ -270,6 +270,7 @@ type lastKnown struct {
 	here    bool   // a caller of this process was inside
 	kept    bool   // see lockstate.Lock.KeptPastLease
 	silent  bool   // Redis had been asked for the lock, and had not answered
+	readers bool   // blocker is one of the readers that have the lock, and a writer waits ahead of this process's readers
 }
 
 // ownedElsewhereLocked reports whether Redis has said of the present request that another client had the lock; of a
@@ -290,6 +291,11 @@ func (e *entry) lastKnownLocked() (known lastKnown) {
 	known.err, known.blocker = e.stateLocked().LastErr(), e.stateLocked().Blocker()
 	_, inside := e.stateLocked().Counts()
 	known.here, known.kept = inside > 0, e.stateLocked().KeptPastLease()
+	l := e.stateLocked()
+	if req := l.Request(); req.ID != "" && req.Mode == protocol.Shared && !l.Asking() { // queued, and not for readers alone
+		owner, err := protocol.ParseID(known.blocker)
+		known.readers = err == nil && owner.Mode == protocol.Shared
+	}
 	return known
 }
 
@@ -299,7 +305,7 @@ func (h *handle) refusal(known *lastKnown, reason error, began time.Time) error 
 	r := &notAcquired{name: h.keys.Name(), waited: time.Since(began), reason: reason, unasked: known == nil}
 	if known != nil {
 		r.lastErr, r.blocker, r.silent = known.err, blockerText(known.blocker), known.silent
-		r.here, r.kept = known.here, known.kept
+		r.here, r.kept, r.readers = known.here, known.kept, known.readers && r.blocker != ""
 		_, r.minHold = protocol.ParseCooldown(known.blocker)
 		r.taken = known.err == nil && (known.here || known.owned) && ofContext(reason)
 	}

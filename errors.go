@@ -127,6 +127,7 @@ type notAcquired struct {
 	minHold bool   // whether blocker has unlocked and its minimum hold keeps the lock
 	here    bool   // whether a caller of this process was inside
 	kept    bool   // here, and the lease of each caller inside has ended before its Unlock
+	readers bool   // whether blocker is a reader, and a writer waits ahead
 	taken   bool   // whether a context ended while another caller had the lock, as far as Redis had answered
 	unasked bool   // whether the caller gave up before it entered the lock
 	silent  bool   // whether Redis had been asked for the lock, and had not answered
@@ -159,6 +160,8 @@ func (e *notAcquired) Error() string {
 	case e.here:
 	case e.minHold:
 		fmt.Fprintf(&b, " (kept until the end of the minimum hold of %s)", e.blocker)
+	case e.readers:
+		fmt.Fprintf(&b, " (held by readers such as %s, and a writer waits)", e.blocker)
 	case e.blocker != "":
 		fmt.Fprintf(&b, " (held by %s)", e.blocker)
 	case e.unanswered():

@@ -122,6 +122,28 @@ func TestWhoIsKeptOutByItsOwnProcessIsToldSo(t *testing.T) {
 	})
 }
 
+// Readers keep no readers out, but a writer that waits does.
+func TestAReaderThatWaitsForAWriterIsNotToldThatAReaderKeepsItOut(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		shop, c := newClient(t, s, leased.WithOwner("shop-b")), newClient(t, s)
+		reads := take(t, shop.RWMutex("x").RLockContext)
+		writer := taking(t, newClient(t, s).RWMutex("x").LockContext)
+		synctest.Wait()
+		gives := func(lock func(context.Context) (*leased.Lease, error), want string) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			if _, err := lock(ctx); err == nil || !strings.HasSuffix(err.Error(), want) {
+				t.Errorf("%v, want %s", err, want)
+			}
+		}
+		gives(c.RWMutex("x").RLockContext, `(held by readers such as "shop-b", and a writer waits)`)
+		gives(c.RWMutex("x").LockContext, `(held by "shop-b")`)
+		unlock(t, reads)
+		unlock(t, closesSoon(t, "the writer enters", writer))
+	})
+}
+
 // Nobody holds a lock whose lease has ended, and others of the process are refused all the same, until
 // whoever has not unlocked does, or another one for it, by name.
 func TestWhoIsKeptOutByALeaseThatHasEndedIsToldSo(t *testing.T) {

@@ -3,6 +3,7 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"strings"
 	"sync"
@@ -215,13 +216,19 @@ func TestDoJoinsALossToTheFunctionsError(t *testing.T) {
 func TestDoReportsALossOnceThoughTheFunctionReturnsIt(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
-		err := c.Mutex("x").Do(t.Context(), func(ctx context.Context) error {
-			must(t, forceUnlock(t.Context(), newClient(t, s), "x"))
-			<-ctx.Done()
-			return context.Cause(ctx)
-		})
-		if isAll(t, err, leased.ErrLeaseLost); strings.Count(err.Error(), "lost (token") != 1 {
-			t.Errorf("it says %q", err)
+		for _, returns := range []func(error) error{
+			func(cause error) error { return cause },
+			func(cause error) error { return fmt.Errorf("the work: %w", cause) },
+			func(cause error) error { return errors.Join(errors.New("the work"), cause) },
+		} {
+			err := c.Mutex("x").Do(t.Context(), func(ctx context.Context) error {
+				must(t, forceUnlock(t.Context(), newClient(t, s), "x"))
+				<-ctx.Done()
+				return returns(context.Cause(ctx))
+			})
+			if isAll(t, err, leased.ErrLeaseLost); strings.Count(err.Error(), "lost (token") != 1 {
+				t.Errorf("it says %q", err)
+			}
 		}
 	})
 }

@@ -655,6 +655,8 @@ var mutants = []mutant{
 	{"secret names of lost leases are logged", "log.go", "		if !l.hideNames {", "		if true {", "WithoutLockNames|ManyLosses"},
 	{"a quorum: a late answer is a second loss of data", "internal/quorum/member.go", "	known := !end.After(m.young.Add(late))", "	_ = late\n	known := !end.After(m.young.Add(time.Second))", "TestALateAnswerIsNo"},
 	{"a quorum: a second loss of data is none", "internal/quorum/member.go", "	known := !end.After(m.young.Add(late))", "	_ = late\n	known := now.Before(m.young)", "TestALateAnswerIsNo"},
+	{"a reader that waits for a writer is told of a reader", "errors.go", "	case e.readers:\n", "	case false:\n", "IsNotToldThatAReader"},
+	{"a writer that waits is told of another one", "acquire.go", "req.Mode == protocol.Shared && !l", "!l", "IsNotToldThatAReader"},
 	{"a quorum: a second loss of data is like the first", "internal/quorum/member.go", "	again := !m.young.IsZero() && ", "	again := false && ", "TestAServerThatLosesItsDataAgain"},
 	{"a quorum: a server that is in a long quarantine does not lose its data again", "internal/quorum/member.go", "< max(m.quorum.quarantine, soonAgain)", "< soonAgain", "TestAServerThatLosesItsDataAgain"},
 	{"a quorum: a second loss of data is no reason to warn", "log.go", "			l.print(slog.LevelWarn, cause, \"a server of the quorum has lost", "			l.print(level, cause, \"a server of the quorum has lost", "TestAServerThatLosesItsDataAgain"},
