@@ -284,7 +284,7 @@ func (e *entry) end(loss lockstate.Loss) {
 	}
 	c := e.client
 	c.stats.lost.Add(1)
-	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause, ttl: ttl}) {
+	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause, TTL: ttl}) {
 		c.log.lossesDropped()
 	}
 	if first {

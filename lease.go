@@ -228,12 +228,11 @@ func (l *Lease) unlockedByAnother(t releaseWait) error {
 // LossEvent describes a lease that ended before its Unlock. Very rarely, no caller has had it: if it ended
 // after its caller was admitted, and LockContext returned an error because its context had ended meanwhile.
 type LossEvent struct {
-	Name   string // of the lock
-	Token  uint64 // of the lease
-	Reason string // human-readable
-	Err    error  // matches ErrLeaseLost, and ErrMaxHold at the end of a maximum hold
-
-	ttl time.Duration // of the handle that it was locked with, for the log
+	Name   string        // of the lock
+	Token  uint64        // of the lease
+	Reason string        // human-readable
+	Err    error         // matches ErrLeaseLost, and ErrMaxHold at the end of a maximum hold
+	TTL    time.Duration // of the handle that it was locked with
 }
 
 // checkPatience bounds the wait of a Check, which may have to wait for the renewal of another check before

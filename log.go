@@ -408,7 +408,7 @@ func (l *throttledLog) lost(events []LossEvent) {
 		}
 		events = others
 		if len(same) == 1 {
-			log.Error("leased: lease lost before Unlock", l.withLock(ev.Name, "token", ev.Token, "reason", ev.Reason, "ttl", ev.ttl)...)
+			log.Error("leased: lease lost before Unlock", l.withLock(ev.Name, "token", ev.Token, "reason", ev.Reason, "ttl", ev.TTL)...)
 			continue
 		}
 		args := []any{"leases", len(same), "reason", ev.Reason}
@@ -421,7 +421,7 @@ func (l *throttledLog) lost(events []LossEvent) {
 		}
 		log.Error("leased: leases lost before Unlock", args...)
 		for i := 0; i < len(same) && log.Enabled(context.Background(), slog.LevelDebug); i++ {
-			log.Debug("leased: lease lost before Unlock", l.withLock(same[i].Name, "token", same[i].Token, "reason", ev.Reason, "ttl", same[i].ttl)...)
+			log.Debug("leased: lease lost before Unlock", l.withLock(same[i].Name, "token", same[i].Token, "reason", ev.Reason, "ttl", same[i].TTL)...)
 		}
 	}
 }

@@ -334,7 +334,7 @@ var mutants = []mutant{
 	{"a quorum: a new set's grants by message are no reason to ask", "internal/quorum/majority.go", "	return n >= l.cfg.need() || young == l.cfg.N\n}\n\n// slack", "	return n >= l.cfg.need() || young > l.cfg.N\n}\n\n// slack", "OnANewSet"},
 	{"a downgrade forgets that its new id is wanted", "internal/lockstate/events.go", "		g.wanted, g.next.wanted = true, true //", "		g.wanted = true //", "TestADowngradesNewID"},
 	{"waiting is not given up with the context", "acquire.go", "		case <-done:\n			return false\n", "		case <-make(chan int):\n			return false\n", "ACanceledWaitLeavesNothing"},
-	{"loss handler called under the lock", "entry.go", "	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause, ttl: ttl}) {", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := c.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause, ttl: ttl})\n	} else {", "LossHandler"},
+	{"loss handler called under the lock", "entry.go", "	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause, TTL: ttl}) {", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := c.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause, TTL: ttl})\n	} else {", "LossHandler"},
 
 	// what reviews found
 	{"a subscription that overtakes an answer is forgotten (rule 3)", "internal/lockstate/events.go", "	l.pending.stale = l.pending.verb != protocol.None\n	if g :=", "	if g :=", "TestRule3"},
