@@ -22,6 +22,9 @@ const (
 	// confirmWait is how long a server has for each step of a subscription but dialing, and how long dialing
 	// takes before it counts as an attempt that failed, although it goes on.
 	confirmWait = 2 * time.Second
+	// maxDialing is how much more time dialing has, even if DialTimeout is longer: that no subscription can be
+	// made is logged only between attempts.
+	maxDialing = 10 * time.Second
 	// backWait is how long dialing that has taken confirmWait goes on once Redis answers again.
 	backWait = 500 * time.Millisecond
 	// failsLong is how long attempts to subscribe fail before that is logged: longer than most
@@ -267,19 +270,17 @@ func (in *inbox) pause(d time.Duration) {
 
 // redisIsBack has the inbox subscribe at once, unless it has. Otherwise its attempts would pause for up to
 // 2 s more, in which waiters poll. Dialing that began in the outage may not notice that it is over, and is
-// ended, but not at once: it may take as long as that of the connection on which Redis has just answered.
+// ended, but not at once: it may take as long as that of the connection on which Redis has just answered. One that
+// has just begun has its first confirmWait.
 func (in *inbox) redisIsBack() {
 	if in.confirmed() {
 		return
 	}
 	in.mu.Lock()
-	hangUp := in.hangUp
-	if time.Now().Before(in.late) {
-		hangUp = nil
-	}
+	hangUp, soon := in.hangUp, max(backWait, time.Until(in.late))
 	in.mu.Unlock()
 	if hangUp != nil {
-		time.AfterFunc(backWait, hangUp) // which does nothing once the dialing is over
+		time.AfterFunc(soon, hangUp) // which does nothing once the dialing is over
 	}
 	select {
 	case in.hasten <- struct{}{}:
@@ -437,7 +438,7 @@ func (in *inbox) listen(life context.Context, sub *redis.PubSub) error {
 func (in *inbox) subscribe(life context.Context, sub *redis.PubSub) error {
 	limit := confirmWait
 	if in.at.Masters == nil || in.patient {
-		limit += max(in.at.DialTimeout, 0)
+		limit += min(max(in.at.DialTimeout, 0), maxDialing)
 	}
 	ctx, cancel := context.WithTimeout(life, limit)
 	defer cancel()

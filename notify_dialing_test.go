@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -98,10 +99,10 @@ func inBlackHole(t *testing.T, f func(t *testing.T, h *blackHole, o *redis.Optio
 }
 
 // subscribing returns the inbox of a client of rdb, which has begun to subscribe.
-func subscribing(t *testing.T, rdb redis.UniversalClient) *inbox {
+func subscribing(t *testing.T, rdb redis.UniversalClient, opts ...Option) *inbox {
 	t.Helper()
 	t.Cleanup(func() { rdb.Close() })
-	c, err := New(rdb, WithLogger(slog.New(slog.DiscardHandler)))
+	c, err := New(rdb, append([]Option{WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,19 +135,36 @@ func TestASubscriptionWhoseDialingTakesLongHoldsUpNobody(t *testing.T) {
 // Packets that were lost in an outage are sent again after seconds, so dialing that began in it ends soon
 // after it. One that has begun since then is left alone.
 func TestDialingThatBeganInAnOutageEndsSoonAfterIt(t *testing.T) {
-	inBlackHole(t, func(t *testing.T, h *blackHole, o *redis.Options) {
+	for back, want := range map[time.Duration]time.Duration{
+		time.Second:     confirmWait, // it may have begun after the outage
+		9 * time.Second: 9*time.Second + backWait,
+		time.Hour:       confirmWait + maxDialing,
+	} {
+		inBlackHole(t, func(t *testing.T, h *blackHole, o *redis.Options) {
+			o.DialTimeout = time.Minute
+			in := subscribing(t, redis.NewClient(o))
+			time.Sleep(min(back, want))
+			if back < want {
+				in.redisIsBack()
+			}
+			time.Sleep(want - min(back, want) + time.Millisecond)
+			if got := h.dialed(); !slices.Equal(got, []time.Duration{want}) {
+				t.Errorf("if Redis is back after %v, given up after %v, want %v", back, got, want)
+			}
+		})
+	}
+}
+
+// An operator is told soon, however long a dialing may take.
+func TestDialingThatTakesLongIsLoggedInTime(t *testing.T) {
+	inBlackHole(t, func(t *testing.T, _ *blackHole, o *redis.Options) {
 		o.DialTimeout = time.Minute
-		in := subscribing(t, redis.NewClient(o))
-		time.Sleep(time.Second)
-		in.redisIsBack()
-		time.Sleep(9 * time.Second)
-		if got := h.dialed(); len(got) > 0 {
-			t.Fatalf("given up after %v, though it had just begun", got)
-		}
-		in.redisIsBack()
-		time.Sleep(20 * time.Second)
-		if got, want := h.dialed(), []time.Duration{10*time.Second + backWait}; !slices.Equal(got, want) {
-			t.Errorf("given up after %v, want %v", got, want)
+		var text strings.Builder
+		subscribing(t, redis.NewClient(o), WithLogger(slog.New(slog.NewTextHandler(&text, nil))))
+		time.Sleep(failsLong + 2*confirmWait)
+		synctest.Wait()
+		if n := strings.Count(text.String(), "no subscription can be made"); n != 1 {
+			t.Errorf("logged %d times: %s", n, text.String())
 		}
 	})
 }

@@ -26,9 +26,11 @@ type scriptLoad struct {
 }
 
 const (
-	// loadWait is how long a command waits for the text that another one sends, whose connection may hang.
-	// It is a part of a command's time, and long enough for 32 KB over 1 Mbit/s.
+	// loadWait is how long a command waits at most for the text that another one sends, whose connection may
+	// hang. It is long enough for 32 KB over 1 Mbit/s.
 	loadWait = 500 * time.Millisecond
+	// loadShare is for which part of the time that a command has left it waits at most.
+	loadShare = 4
 	// maxLoads is how many texts of others a command waits for.
 	maxLoads = 2
 )
@@ -60,8 +62,12 @@ func (l *scriptLoads) end(of scriptLoad, over chan struct{}) {
 }
 
 // loadOf returns the load that a command could wait for, and false if it is not known which server gets
-// the command.
+// the command. A command that replicas have to confirm is answered long after the server has learned its
+// script, so nobody waits for one, and few such commands are under way.
 func (s *Server) loadOf(ctx context.Context, script *Script, line []any) (scriptLoad, bool) {
+	if s.confirm != nil {
+		return scriptLoad{}, false
+	}
 	if s.Kind == OneNode {
 		return scriptLoad{script: script}, true
 	}
@@ -91,9 +97,15 @@ func (s *Server) sendUnknown(ctx context.Context, heard bool, script *Script, li
 			defer s.loads.end(of, over) // even if a hook panics
 			break
 		}
-		timer := time.NewTimer(loadWait)
+		wait := loadWait
+		if end, ok := ctx.Deadline(); ok {
+			wait = min(wait, time.Until(end)/loadShare)
+		}
+		timer := time.NewTimer(wait)
 		select {
 		case <-over:
+			timer.Stop()
+		case <-late: // nil at first; it has arrived after all
 			timer.Stop()
 		case <-timer.C:
 			late = over
