@@ -6,7 +6,6 @@ type Reason uint8
 const (
 	notKept       Reason = iota + 1
 	NotConfirmed         // in time
-	Paused               // the process: a renewal had been due for long, and was not sent
 	Slept                // the machine, as its clocks say that have moved apart
 	collected            // see Lock.Collected
 	NotOurs              // according to a renewal
@@ -23,7 +22,6 @@ func (r Reason) String() string {
 		0:             "",
 		notKept:       "Redis no longer had it when asked",
 		NotConfirmed:  "it could not be renewed in time",
-		Paused:        "it could not be renewed in time: this process did not run while a renewal was due",
 		Slept:         "this machine slept, or its clock was set ahead",
 		collected:     "its Lease was garbage-collected without Unlock, so it was no longer renewed",
 		NotOurs:       "Redis reports that this process no longer owns it",

@@ -54,19 +54,9 @@ func (l *Lock) expire(now time.Time, fx *Effects) {
 		why := NotConfirmed
 		if now.Sub(g.proved) < window(g.ttl())/2 { // by the monotonic clock, so the wall clock decided
 			why = Slept
-		} else if l.overslept() {
-			why = Paused
 		}
 		l.lose(why, now, fx)
 	}
-}
-
-// overslept reports whether a renewal had been due for so long when the trust window ended that this process
-// cannot have run meanwhile. A failed renewal, or one that has no answer, is sent again before that: then Redis
-// may be the cause.
-func (l *Lock) overslept() bool {
-	g := &l.grant
-	return l.needsRenewal() && l.lastErr == nil && l.trustEnds().sub(g.renewAt) >= g.ttl()/4
 }
 
 // Due returns when Tick must be called next, 0 for never.

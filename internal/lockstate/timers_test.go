@@ -115,35 +115,6 @@ func TestALeaseThatASleepEndsSaysSo(t *testing.T) {
 	}
 }
 
-func TestALeaseThatNobodyRenewedInTimeDoesNotPointToRedis(t *testing.T) {
-	paused := func(h *hand, until time.Duration) {
-		h.now = h.now.Add(until)
-		h.ring()
-	}
-	for what, c := range map[string]struct {
-		want Reason
-		pass func(h *hand)
-	}{
-		"paused from the start":               {Paused, func(h *hand) { paused(h, handWindow) }},
-		"paused after a renewal was answered": {Paused, func(h *hand) { h.keep().pass(handTTL); paused(h, handTTL) }},
-		"no answers":                          {NotConfirmed, func(h *hand) { h.pass(handWindow) }},
-		"errors": {NotConfirmed, func(h *hand) {
-			h.onRenew = func(r protocol.Renewal) { h.renewed(r, protocol.Unanswered) }
-			h.pass(handTTL / 2)
-			paused(h, handTTL)
-		}},
-		"paused after an unanswered renewal, for a moment": {NotConfirmed, func(h *hand) { h.pass(handWindow - handTTL/5); paused(h, handTTL) }},
-	} {
-		a := writer()
-		h := holding(t, a)
-		c.pass(h)
-		h.lost(a)
-		if a.Why != c.want {
-			t.Errorf("%s: lost because %v; want %v", what, a.Why, c.want)
-		}
-	}
-}
-
 // Where the clocks have moved apart, as after a machine's sleep, nobody knows whether the grant
 // still stands.
 func TestAGrantThatNobodyVouchesForDoesNotIdle(t *testing.T) {

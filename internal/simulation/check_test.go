@@ -300,13 +300,13 @@ func (w *world) losses(c *simClient, before *lockstate.Status, fx *lockstate.Eff
 		if l.Why == lockstate.LostUnproved {
 			continue // it concerns a caller that has left; by now another grant is held, or none
 		}
-		if l.Caller.Ended != lockstate.ByLoss {
-			continue // the client was closed, and the caller keeps its lease
+		if l.Why == 0 {
+			continue // the client was closed, and the caller keeps its lease, if only until its maximum hold ends
 		}
 		w.lostInTime(c, before, l.Why)
 		inTime := c.now().Before(before.Trust) && before.State == lockstate.Held && !before.Drifted(c.now())
 		if inTime && !c.dead && !w.excuse(before.Req.ID) && !w.struck[before.Req.ID] && l.Why != lockstate.Overlong {
-			next := before.Downgrading && before.Next != "" && !w.copied[before.Next] && l.Why != lockstate.NotConfirmed && l.Why != lockstate.Paused // see lostInTime
+			next := before.Downgrading && before.Next != "" && !w.copied[before.Next] && l.Why != lockstate.NotConfirmed // see lostInTime
 			if v := w.look(); v.owns(before.Req.ID) || next && v.owns(before.Next) {
 				w.fail("%s gave up %s, which it owns: %s", c.name, short(before.Req.ID), l.Why)
 			}
