@@ -128,7 +128,7 @@ func TestAPoolIsSaidToBeExhaustedOnlyWhereThatCanBeTheCause(t *testing.T) {
 	if err := s.explain(context.DeadlineExceeded); !PoolExhausted(err) {
 		t.Errorf("%v, while the only connection is in use", err)
 	}
-	if err := s.explain(io.EOF); err != io.EOF { //nolint:errorlint // it is not wrapped
+	if err := s.explain(io.EOF); err != io.EOF { // it is not wrapped
 		t.Errorf("the error of a connection becomes %v", err)
 	}
 	if err := conn.Close(); err != nil {
